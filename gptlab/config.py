@@ -1,0 +1,306 @@
+"""What a run is asked to be: the shape of the GPT and how it is trained.
+
+One source for everything that names a setting: command-line flags, widgets, `run.json`, help and docs are derived
+from the fields below and from the docstring under each. A config is frozen and checked when it is built, so one
+that exists can be trusted; `ConfigError` names the value, the limit and the mend.
+
+    >>> from gptlab.config import preset
+    >>> preset("10m", max_iters=500).n_embd
+    384
+
+Left out on purpose: what a config costs (`costs.py`), where a run is written (`runs.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Self
+
+BYTE_VOCAB = 257
+"""256 byte values and the end-of-text id."""
+GPT2_VOCAB = 50257
+"""50,000 merges, 256 bytes and the end-of-text id (Radford et al. 2019)."""
+
+
+class ConfigError(ValueError):
+    """The user's mistake: one sentence that names the value, the limit and the mend. The command exits with 2."""
+
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "n_layer": (1, 1000), "n_head": (1, 1000), "n_embd": (1, 100_000), "block_size": (1, 1_000_000),
+    "vocab_size": (0, 10_000_000), "dropout": (0.0, 0.999), "global_batch_size": (1, 1_000_000),
+    "micro_batch_size": (0, 1_000_000), "max_iters": (1, 10**12), "learning_rate": (0.0, 1e3), "min_lr": (0.0, 1e3),
+    "warmup_iters": (0, 10**12), "lr_decay_iters": (0, 10**12), "weight_decay": (0.0, 1e3), "beta1": (0.0, 0.999999),
+    "beta2": (0.0, 0.999999), "grad_clip": (0.0, 1e6), "eval_interval": (1, 10**12), "eval_iters": (1, 10**9),
+    "log_interval": (1, 10**9), "checkpoint_interval": (1, 10**12), "keep_checkpoints": (1, 10**6),
+    "max_bad_steps": (1, 10**6), "seed": (0, 2**63 - 1), "nproc": (1, 4096), "threads": (0, 4096),
+}  # fmt: skip
+"""Least and greatest legal value of each number, both included; widgets take their bounds from here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The shape of a GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners")."""
+
+    n_layer: int = 12
+    """Transformer blocks."""
+    n_head: int = 12
+    """Attention heads a block; must divide n_embd."""
+    n_embd: int = 768
+    """Width: features of a token between blocks."""
+    block_size: int = 1024
+    """Context: the most tokens that a position can look back on, itself included."""
+    vocab_size: int = GPT2_VOCAB
+    """Token ids the model knows; the weights are padded to a multiple of 64, the logits are not."""
+    dropout: float = 0.0
+    """Share of activations dropped while training (0 for pretraining; 0.1 and more for small data)."""
+    bias: bool = True
+    """Biases in linear layers and LayerNorms, as GPT-2 has them."""
+
+    def __post_init__(self) -> None:
+        _check_types_and_limits(self)
+        if self.n_embd % self.n_head:
+            near = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
+            near = sorted(sorted(near, key=lambda h: abs(h - self.n_head))[:4])
+            raise ConfigError(
+                f"n_embd {self.n_embd} cannot be split over n_head {self.n_head}: choose an n_head that divides it, "
+                f"such as {', '.join(map(str, near))}."
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Features of one head, D = C / H."""
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding: vocab_size rounded up to a multiple of 64, which matrix units like."""
+        return (self.vocab_size + 63) // 64 * 64
+
+    def shape(self) -> GPTConfig:
+        """The model's part alone, which is what a checkpoint needs to rebuild it."""
+        return GPTConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(GPTConfig)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by field name, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The config that `to_dict` gave; unknown names are refused with the nearest known one."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in names:
+                raise ConfigError(f"There is no setting {name!r}{did_you_mean(name, names)}.")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(GPTConfig):
+    """A GPT and how to train it: data, batch, schedule, and the processes that do it."""
+
+    n_layer: int = 6
+    """Transformer blocks."""
+    n_head: int = 6
+    """Attention heads a block; must divide n_embd."""
+    n_embd: int = 384
+    """Width: features of a token between blocks."""
+    block_size: int = 256
+    """Context: the most tokens that a position can look back on, itself included."""
+    vocab_size: int = 0
+    """Token ids the model knows. 0 takes the tokenizer's: byte 257, gpt2 50257, char as many as the text has."""
+    data: str = "pysrc"
+    """What to train on: a source's name (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
+    tokenizer: Literal["byte", "char", "gpt2"] = "byte"
+    """How text becomes ids: UTF-8 bytes, the characters the text has, or GPT-2's byte-pair encoding."""
+    data_order: Literal["random", "epoch"] = "random"
+    """random draws windows anew each step, as nanoGPT does; epoch shows each window once before any comes again."""
+    global_batch_size: int = 12
+    """Sequences an optimizer step sees, over all processes."""
+    micro_batch_size: int = 0
+    """Sequences a forward pass sees; accumulation follows from it. 0 takes the largest that fits."""
+    max_iters: int = 2000
+    """Optimizer steps of the run."""
+    learning_rate: float = 1e-3
+    """Highest learning rate, reached at the end of the warm-up."""
+    min_lr: float | None = None
+    """Learning rate after the decay; none takes a tenth of learning_rate."""
+    warmup_iters: int = 100
+    """Steps over which the learning rate rises linearly."""
+    lr_decay_iters: int | None = None
+    """Step at which the cosine decay ends; none takes max_iters."""
+    weight_decay: float = 0.1
+    """AdamW's decoupled decay, on matrices alone; biases, gains are not decayed."""
+    beta1: float = 0.9
+    """AdamW's memory of the gradient."""
+    beta2: float = 0.99
+    """AdamW's memory of the squared gradient."""
+    grad_clip: float = 1.0
+    """Largest norm of the whole gradient; 0 does not clip."""
+    eval_interval: int = 250
+    """Steps between two looks at the validation loss."""
+    eval_iters: int = 20
+    """Batches of global_batch_size windows, always the same ones, that such a look takes."""
+    log_interval: int = 10
+    """Steps between two printed lines; metrics.jsonl has every step."""
+    checkpoint_interval: int = 250
+    """Steps between two checkpoints; a run that loses a worker goes on from the last."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints are kept."""
+    max_bad_steps: int = 5
+    """Steps in a row with a non-finite loss or gradient, each skipped, after which the run ends as diverged."""
+    seed: int = 1337
+    """Decides initial weights, windows and dropout."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto takes cuda, then mps, then cpu."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the matrix products; weights stay float32. auto chooses by the device and the width."""
+    attention: Literal["auto", "sdpa", "math"] = "auto"
+    """sdpa is torch's fused attention; math writes the scores out, slower and plain. auto is sdpa."""
+    compile: Literal["off", "model"] = "off"
+    """Whether torch.compile works on the model."""
+    deterministic: bool = False
+    """Demand bit-equal repeats on CUDA, at some speed; a CPU repeats bit for bit anyway."""
+    nproc: int = 1
+    """Processes that share the global batch (data parallel)."""
+    threads: int = 0
+    """CPU threads a process; 0 divides the cores over the processes of this machine."""
+    share_gpu: bool = False
+    """Let several processes use one GPU (over gloo); otherwise more processes than GPUs are refused."""
+
+    def __post_init__(self) -> None:
+        if self.vocab_size == 0:
+            known = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}.get(self.tokenizer, 0)
+            object.__setattr__(self, "vocab_size", known)
+        super().__post_init__()
+        if self.nproc > self.global_batch_size:
+            raise ConfigError(
+                f"nproc {self.nproc} is more than the global_batch_size {self.global_batch_size} gives work to: "
+                f"use at most {self.global_batch_size} processes, or a larger batch."
+            )
+        if self.micro_batch_size > self.global_batch_size:
+            raise ConfigError(
+                f"micro_batch_size {self.micro_batch_size} is larger than global_batch_size {self.global_batch_size}: "
+                f"use at most {self.global_batch_size}, or 0 to have it chosen."
+            )
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
+            raise ConfigError(
+                f"min_lr {self.min_lr:g} is above learning_rate {self.learning_rate:g}: "
+                f"use at most {self.learning_rate:g}."
+            )
+
+    def replace(self, **changes: Any) -> Self:
+        """This config with some fields changed; another text or tokenizer brings its own vocabulary."""
+        if ("tokenizer" in changes or "data" in changes) and "vocab_size" not in changes:
+            changes["vocab_size"] = 0
+        return self.from_dict(self.to_dict() | changes)
+
+
+# 12 C^2 parameters a block (attention 4 C^2, MLP 8 C^2; Kaplan et al. 2020, table 1): the small ones are named by L x 12 C^2.
+_SMALL = {
+    "tiny": (2, 2, 64),
+    "1m": (5, 4, 128),
+    "3m": (4, 4, 256),
+    "6m": (5, 5, 320),
+    "10m": (6, 6, 384),
+    "25m": (8, 8, 512),
+    "50m": (10, 10, 640),
+}
+# Layers, heads, width: Radford et al. 2019, table 2 (heads: 64 features each). Learning rates: Brown et al. 2020, table 2.1.
+_GPT2 = {
+    "gpt2": (12, 12, 768, 6e-4),
+    "gpt2-medium": (24, 16, 1024, 3e-4),
+    "gpt2-large": (36, 20, 1280, 2.5e-4),
+    "gpt2-xl": (48, 25, 1600, 2e-4),
+}
+PRESETS: tuple[str, ...] = (*_SMALL, *_GPT2)
+"""Names that `preset` knows, from small to large."""
+
+
+def preset(name: str, **changes: Any) -> TrainConfig:
+    """A config by its size, with fields changed.
+
+    The small ones are named by their parameters without embeddings. The gpt2 family has GPT-2's context and
+    vocabulary, the learning rates of Brown et al. (2020), and nanoGPT's batch (480 sequences), warm-up and beta2.
+
+    Raises:
+        ConfigError: an unknown name or field, or a value out of its limits.
+    """
+    if name in _SMALL:
+        n_layer, n_head, n_embd = _SMALL[name]
+        values: dict[str, Any] = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+        if name == "tiny":
+            values["block_size"] = 64
+    elif name in _GPT2:
+        n_layer, n_head, n_embd, learning_rate = _GPT2[name]
+        values = {
+            "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "learning_rate": learning_rate,
+            "block_size": 1024, "tokenizer": "gpt2", "global_batch_size": 480, "warmup_iters": 2000, "beta2": 0.95,
+        }  # fmt: skip
+    else:
+        raise ConfigError(
+            f"There is no preset {name!r}{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}."
+        )
+    return TrainConfig.from_dict(values | changes)
+
+
+@cache
+def field_docs(cls: type[GPTConfig]) -> dict[str, str]:
+    """The docstring under each field, by name: what help, tooltips and docs say."""
+    docs: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(owner)).body[0]).body
+        for field, doc in zip(body, body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                docs[ast.unparse(field.target)] = inspect.cleandoc(str(doc.value.value))
+    return docs
+
+
+@cache
+def field_types(cls: type[GPTConfig]) -> dict[str, Any]:
+    """The type of each field by name, resolved (`int`, `float | None`, `Literal[...]`)."""
+    return typing.get_type_hints(cls)
+
+
+def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
+    """' (did you mean ...?)' with the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _check_types_and_limits(config: GPTConfig) -> None:
+    """Refuses a value of the wrong type or out of `LIMITS`. A whole number is welcome where a float is asked for."""
+    for name, kind in field_types(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(kind) is Literal:
+            if value not in typing.get_args(kind):
+                legal = typing.get_args(kind)
+                raise ConfigError(
+                    f"{name} {value!r} is unknown{did_you_mean(str(value), legal)}: choose one of {', '.join(legal)}."
+                )
+            continue
+        if value is None and type(None) in typing.get_args(kind):
+            continue
+        wanted = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
+        if wanted is float and type(value) is int:
+            object.__setattr__(config, name, value := float(value))
+        if type(value) is not wanted:
+            raise ConfigError(f"{name} {value!r} is not {_ARTICLE[wanted]}: give {_ARTICLE[wanted]}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} {value} is not a finite number: give one.")
+        if name in LIMITS:
+            low, high = LIMITS[name]
+            if not low <= value <= high:
+                raise ConfigError(f"{name} {value} is out of range: give a value from {low:g} to {high:g}.")
+
+
+_ARTICLE: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

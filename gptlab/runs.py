@@ -1,0 +1,396 @@
+"""The run directory: what a trainer writes, and everything else reads.
+
+A trainer only writes here; the command, sweeps, widgets and plots only read, or ask a trainer to stop. So a kernel
+that restarts loses nothing and a run on another machine looks like one on this.
+
+    runs/NAME/
+      run.json        what was asked for and what each `auto` became
+      status.json     state, attempt, pids, heartbeats; replaced as a whole
+      lock            who may write: held with flock while a trainer lives, with the generation (the attempt) inside
+      metrics.jsonl   one JSON object a line
+      attempts/NN/    rank-R.out, rank-R.err of each rank, error.json of the first that failed
+      checkpoints/step-00000120/
+      result.json     the final record
+      stop            its presence asks for a stop
+
+    >>> from gptlab.runs import Run
+    >>> Run("runs/first").frame()[["step", "loss"]].tail()
+
+Left out on purpose: starting processes (`launcher/`) and what a checkpoint holds (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from gptlab.config import ConfigError, TrainConfig, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = 1
+"""Version of the layout, in run.json."""
+ACTIVE = ("preparing", "starting", "running", "restarting")
+"""States in which a trainer should be alive."""
+FINAL = ("finished", "stopped", "failed", "diverged")
+"""States that result.json records. A reader adds `lost`: the trainer went without a word."""
+
+
+class StaleWriterError(RuntimeError):
+    """A newer attempt owns the run directory; this process must not write to it any more."""
+
+
+def default_runs_dir() -> Path:
+    """Where runs are written unless told otherwise: GPTLAB_RUNS, or `runs` in the working folder."""
+    return Path(os.environ.get("GPTLAB_RUNS") or "runs")
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Replaces a JSON file as a whole: a reader sees the old one or the new one. `durable` also reaches the disk."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or None where there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def check_name(name: str) -> str:
+    """A run's name as given, or ConfigError where it could not be a folder's name everywhere."""
+    if not re.fullmatch(r"\w[\w .+=,-]{0,99}", name) or name != name.strip():
+        raise ConfigError(
+            f"The name {name!r} cannot be a folder: use up to 100 letters, digits, spaces, '.', '_', '-', '+', "
+            "starting with a letter or digit."
+        )
+    return name
+
+
+class Run:
+    """A run directory, read. Nothing here writes, but for `request_stop`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.name = self.path.name
+        self._metrics = _MetricsTail(self.path / "metrics.jsonl")
+
+    @classmethod
+    def open(cls, name: str, runs_dir: str | os.PathLike[str] | None = None) -> Self:
+        """The run of that name (or path). ConfigError names the nearest known one."""
+        base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
+        for path in (base / name, Path(name)):
+            if (path / "run.json").is_file():
+                return cls(path)
+        known = [run.name for run in list_runs(base)]
+        raise ConfigError(f"There is no run {name!r} in {base}{did_you_mean(name, known)}: `gptlab runs` lists them.")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """run.json."""
+        return read_json(self.path / "run.json") or {}
+
+    @property
+    def config(self) -> TrainConfig:
+        """What was asked for, with the vocabulary that the corpus gave."""
+        return TrainConfig.from_dict(self.info["config"])
+
+    def status(self) -> dict[str, Any]:
+        """status.json, with `state` corrected to `lost` where an active run's trainer is gone."""
+        status = read_json(self.path / "status.json") or {"state": "preparing"}
+        if status.get("state") in ACTIVE and not is_locked(self.path):
+            # The writer may have ended between the two looks.
+            status = read_json(self.path / "status.json") or status
+            if status.get("state") in ACTIVE:
+                status["state"] = "lost"
+        return status
+
+    @property
+    def state(self) -> str:
+        """One word: preparing, starting, running, restarting, finished, stopped, failed, diverged or lost."""
+        return str(self.status().get("state"))
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a trainer is at work on it."""
+        return self.state in ACTIVE
+
+    def result(self) -> dict[str, Any] | None:
+        """result.json, or None while the run goes on."""
+        return read_json(self.path / "result.json")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row a step, in order: the newest attempt's, where a step was done twice. Reads only what is new."""
+        return self._metrics.rows()
+
+    def frame(self) -> pandas.DataFrame:
+        """`metrics()` as a table."""
+        import pandas
+
+        return pandas.DataFrame(self.metrics())
+
+    def attempts(self) -> list[Path]:
+        """Folders of the attempts, oldest first."""
+        return sorted((self.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
+
+    def error(self) -> dict[str, Any] | None:
+        """The newest attempt's first error: rank, step, message and traceback; None if it had none."""
+        attempts = self.attempts()
+        return read_json(attempts[-1] / "error.json") if attempts else None
+
+    def log(self, rank: int = 0) -> str:
+        """What a rank of the newest attempt printed, to both streams."""
+        attempts = self.attempts()
+        parts = [attempts[-1] / f"rank-{rank}.{stream}" for stream in ("out", "err")] if attempts else []
+        return "".join(part.read_text(errors="replace") for part in parts if part.exists())
+
+    def checkpoints(self) -> list[Path]:
+        """Folders of complete checkpoints, oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*"))
+
+    def request_stop(self) -> None:
+        """Asks for a stop at the next step, on every rank together, with a checkpoint."""
+        (self.path / "stop").touch()
+
+    def summary(self) -> dict[str, Any]:
+        """One row of a table of runs: shape, state, progress, last losses, median speed over the last half."""
+        config, rows, result = self.config, self.metrics(), self.result() or {}
+        losses = [row for row in rows if "loss" in row]
+        late = losses[len(losses) // 2 :]
+        return {
+            "name": self.name,
+            "n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd,
+            "state": self.state,
+            "step": losses[-1]["step"] if losses else 0,
+            "max_iters": config.max_iters,
+            "loss": losses[-1]["loss"] if losses else None,
+            "val_loss": result.get("val_loss", next((r["val_loss"] for r in reversed(rows) if "val_loss" in r), None)),
+            "tokens_per_s": _median([row["tokens_per_s"] for row in late]),
+            "mfu": _median([row["mfu"] for row in late if row.get("mfu") is not None]),
+            "seconds": losses[-1]["time_s"] if losses else None,
+        }  # fmt: skip
+
+
+class _MetricsTail:
+    """Rows of metrics.jsonl by step, extended at each look by the lines that came since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.inode = path, 0, -1
+        self.by_step: dict[int, dict[str, Any]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        try:
+            with open(self.path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self.inode or stat.st_size < self.offset:
+                    self.offset, self.inode, self.by_step = 0, stat.st_ino, {}
+                file.seek(self.offset)
+                new = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        whole = new[: new.rfind(b"\n") + 1]  # a half-written last line waits for its end
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                row = json.loads(line)
+                old = self.by_step.get(row["step"], row)
+                if row["attempt"] == old["attempt"]:
+                    self.by_step[row["step"]] = old | row
+                elif row["attempt"] > old["attempt"]:
+                    self.by_step[row["step"]] = row
+        return [self.by_step[step] for step in sorted(self.by_step)]
+
+
+def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[Run]:
+    """The runs in a folder, oldest first."""
+    base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
+    found = [Run(path.parent) for path in base.glob("*/run.json")]
+    return sorted(found, key=lambda run: (run.info.get("created", 0), run.name))
+
+
+def create_run(config: TrainConfig, name: str | None, runs_dir: Path, **info: Any) -> Run:
+    """Makes a new run directory with its run.json; a name that is taken is refused.
+
+    Args:
+        name: None makes one up from the shape and the time.
+        info: further entries of run.json.
+    """
+    from gptlab import __version__
+
+    wanted = check_name(name) if name else f"{config.n_layer}x{config.n_head}x{config.n_embd}-{time.strftime('%m%d-%H%M%S')}"
+    path, count = runs_dir / wanted, 1
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                if name:
+                    raise ConfigError(
+                        f"There is a run {name!r} in {runs_dir} already: choose another --name, or go on with "
+                        f"`gptlab train --resume {name}`."
+                    ) from None
+                path, count = runs_dir / f"{wanted}-{count}", count + 1
+    except OSError as error:
+        raise ConfigError(f"{runs_dir} cannot hold runs ({error.strerror}): choose another --runs-dir.") from None
+    write_json(
+        path / "run.json",
+        {"format": FORMAT, "name": path.name, "created": time.time(), "gptlab": __version__,
+         "config": config.to_dict(), **info},
+    )  # fmt: skip
+    return Run(path)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some living process holds the right to write this run."""
+    try:
+        with open(path / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+class Claim:
+    """The right to start attempts on a run directory, held while this process lives.
+
+    One process holds it at a time (flock, which the kernel ends with the process); each attempt writes a higher
+    generation into the file, and a writer of an older one is refused by `RunWriter`.
+    """
+
+    def __init__(self, path: Path, *, wait_s: float = 1.0) -> None:
+        self.path = path
+        self._file: IO[str] = open(path / "lock", "a+")  # noqa: SIM115 - held open on purpose
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    self._file.close()
+                    raise ConfigError(
+                        f"The run {path.name!r} is being trained by another process: wait for it, stop it with "
+                        f"`gptlab runs stop {path.name}`, or choose another --name."
+                    ) from None
+                time.sleep(0.02)  # a reader's look holds it for an instant
+
+    def new_attempt(self) -> int:
+        """The number of a new attempt, from 1; makes its folder, clears `stop`, and archives an old result."""
+        done = [int(folder.name) for folder in (self.path / "attempts").glob("[0-9]*")]
+        attempt = max([self._generation(), *done], default=0) + 1
+        folder = self.path / "attempts" / f"{attempt:02d}"
+        folder.mkdir(parents=True)
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump({"generation": attempt, "pid": os.getpid(), "host": socket.gethostname()}, self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        (self.path / "stop").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.path / "result.json", folder / "previous-result.json")
+        return attempt
+
+    def _generation(self) -> int:
+        self._file.seek(0)
+        with contextlib.suppress(ValueError, KeyError):
+            return int(json.loads(self._file.read())["generation"])
+        return 0
+
+    def release(self) -> None:
+        """Lets another process claim the run."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RunWriter:
+    """Writes a run directory for one attempt: rank 0 while workers live, the supervisor while none does."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.path, self.attempt = path, attempt
+        self.folder = path / "attempts" / f"{attempt:02d}"
+        self._metrics: IO[str] | None = None
+
+    def check(self) -> None:
+        """Raises StaleWriterError if a newer attempt has taken over."""
+        lock = read_json(self.path / "lock") or {}
+        if lock.get("generation", self.attempt) != self.attempt:
+            raise StaleWriterError(
+                f"attempt {lock['generation']} has taken over {self.path}; attempt {self.attempt} may not write"
+            )
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Appends a row, with its attempt, and hands it to the system at once."""
+        if self._metrics is None:
+            self._metrics = open(self.path / "metrics.jsonl", "ab+", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+            self._end_half_line()
+        line = json.dumps({**row, "attempt": self.attempt}) + "\n"
+        self._metrics.write(line.encode())  # type: ignore[union-attr,arg-type]
+
+    def _end_half_line(self) -> None:
+        """A killed writer may have left half a line: end it, so that the next row stands on one of its own."""
+        file: Any = self._metrics
+        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
+
+    def status(self, state: str, **more: Any) -> None:
+        """Replaces status.json."""
+        self.check()
+        write_json(self.path / "status.json", {"state": state, "attempt": self.attempt, "updated": time.time(), **more})
+
+    def update_info(self, **entries: Any) -> None:
+        """Adds entries to run.json."""
+        self.check()
+        write_json(self.path / "run.json", (read_json(self.path / "run.json") or {}) | entries, durable=True)
+
+    def result(self, status: str, **more: Any) -> None:
+        """Writes the final record."""
+        self.check()
+        write_json(self.path / "result.json", {"status": status, "attempt": self.attempt, **more}, durable=True)
+
+    def error(self, rank: int, step: int | None, error: BaseException, traceback: str) -> None:
+        """Keeps an attempt's first error; later ones are mostly its echoes."""
+        with contextlib.suppress(FileExistsError), open(self.folder / "error.json", "x") as file:
+            json.dump(
+                {"rank": rank, "step": step, "type": type(error).__name__, "message": str(error),
+                 "traceback": traceback, "time": time.time()}, file, indent=1,
+            )  # fmt: skip
+
+    def stop_requested(self) -> bool:
+        """Whether someone asked for a stop."""
+        return (self.path / "stop").exists()
+
+
+def _median(values: list[float]) -> float | None:
+    """The middle of a list, or None of an empty one."""
+    return sorted(values)[len(values) // 2] if values else None
+
+

@@ -1,0 +1,24 @@
+"""Fixtures: every test has caches and runs of its own, and a small real text."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's cache or runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPTLAB_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
+def tinytext(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file of some 100 kB that every machine has: two modules of the standard library."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    path = tmp_path_factory.mktemp("text") / "tiny.txt"
+    path.write_text((stdlib / "argparse.py").read_text() + (stdlib / "ast.py").read_text())
+    return path
