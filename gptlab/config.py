@@ -17,6 +17,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import math
 import typing
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class TrainConfig(GPTConfig):
     vocab_size: int = 0
     """Token ids the model knows. 0 takes the tokenizer's: byte 257, gpt2 50257, char as many as the text has."""
     data: str = "pysrc"
-    """What to train on: a source's name (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
+    """What to train on: a source (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
     tokenizer: Literal["byte", "char", "gpt2"] = "byte"
     """How text becomes ids: UTF-8 bytes, the characters the text has, or GPT-2's byte-pair encoding."""
     data_order: Literal["random", "epoch"] = "random"
@@ -203,7 +204,7 @@ class TrainConfig(GPTConfig):
         return self.from_dict(self.to_dict() | changes)
 
 
-# 12 C^2 parameters a block (attention 4 C^2, MLP 8 C^2; Kaplan et al. 2020, table 1): the small ones are named by L x 12 C^2.
+# The small ones are named by L x 12 C^2 parameters (a block: attention 4 C^2, MLP 8 C^2; Kaplan et al. 2020, table 1).
 _SMALL = {
     "tiny": (2, 2, 64),
     "1m": (5, 4, 128),
@@ -213,7 +214,8 @@ _SMALL = {
     "25m": (8, 8, 512),
     "50m": (10, 10, 640),
 }
-# Layers, heads, width: Radford et al. 2019, table 2 (heads: 64 features each). Learning rates: Brown et al. 2020, table 2.1.
+# Layers, heads, width: Radford et al. 2019, table 2 (heads: 64 features each). Learning rates: Brown et al. 2020,
+# table 2.1.
 _GPT2 = {
     "gpt2": (12, 12, 768, 6e-4),
     "gpt2-medium": (24, 16, 1024, 3e-4),
@@ -259,7 +261,7 @@ def field_docs(cls: type[GPTConfig]) -> dict[str, str]:
         if not dataclasses.is_dataclass(owner):
             continue
         body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(owner)).body[0]).body
-        for field, doc in zip(body, body[1:], strict=False):
+        for field, doc in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
                 docs[ast.unparse(field.target)] = inspect.cleandoc(str(doc.value.value))
     return docs
@@ -279,7 +281,8 @@ def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
 
 def _check_types_and_limits(config: GPTConfig) -> None:
     """Refuses a value of the wrong type or out of `LIMITS`. A whole number is welcome where a float is asked for."""
-    for name, kind in field_types(type(config)).items():
+    kinds = field_types(type(config))  # type: ignore[arg-type]  # mypy takes an instance's hash for the class's
+    for name, kind in kinds.items():
         value = getattr(config, name)
         if typing.get_origin(kind) is Literal:
             if value not in typing.get_args(kind):

@@ -237,7 +237,8 @@ def create_run(config: TrainConfig, name: str | None, runs_dir: Path, **info: An
     """
     from gptlab import __version__
 
-    wanted = check_name(name) if name else f"{config.n_layer}x{config.n_head}x{config.n_embd}-{time.strftime('%m%d-%H%M%S')}"
+    shape = f"{config.n_layer}x{config.n_head}x{config.n_embd}"
+    wanted = check_name(name) if name else f"{shape}-{time.strftime('%m%d-%H%M%S')}"
     path, count = runs_dir / wanted, 1
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -392,5 +393,3 @@ class RunWriter:
 def _median(values: list[float]) -> float | None:
     """The middle of a list, or None of an empty one."""
     return sorted(values)[len(values) // 2] if values else None
-
-

@@ -1,0 +1,45 @@
+# gptlab's targets. Each sets itself up in .venv first and does nothing twice; Python >= 3.11, git and make are all
+# that a machine needs.
+#
+#   make lab     JupyterLab on the first notebook
+#   make demo    the same without a browser: demo.html, demo.png and a table of results
+#   make test    lint, types, floors, unit tests, notebooks, browser
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+# The first Python that is new enough and can make environments. Another one: make PYTHON=/path/to/python test
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# A browser needs a screen; Jupyter refuses root unless told, and root is what containers have.
+SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
+ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
+
+.PHONY: help lab demo test
+
+help:
+	@sed -n '4,7s/^#//p' Makefile
+
+lab: $(READY)
+	$(BIN)/jupyter lab --ip=127.0.0.1 $(SCREEN) $(ROOT) notebooks/01_sweep.ipynb
+
+demo: $(READY)
+	$(BIN)/python -m gptlab.lab.demo
+
+# pytest stands last: its closing line is the verdict.
+test: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests $(NOTEBOOKS)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "gptlab needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv), and none is on the PATH: install one, or name it with 'make PYTHON=/path/to/python'." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
+	@touch $@
