@@ -1,0 +1,63 @@
+"""The processes that train together, and the few sums they exchange.
+
+    >>> import torch
+    >>> from gptlab.parallel.world import World
+    >>> World(rank=0, size=1, device=torch.device("cpu")).sum([1.0, 2.0])
+    [1.0, 2.0]
+
+A world of one has no process group and sends nothing. `connect` is the one place where a process group is made, however
+the processes were started.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums of each value over all processes, in float64. Collective: every process calls it alike."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def close(self) -> None:
+        """Ends the process group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+def connect(
+    rank: int, size: int, device: torch.device, store: dist.Store | None, *, shared_gpu: bool = False
+) -> World:
+    """Joins the world: NCCL where each process has a GPU of its own, gloo elsewhere.
+
+    Args:
+        store: where the processes of this attempt meet, fresh for each attempt; None in a world of one.
+    """
+    if size > 1:
+        assert store is not None, "a world of several needs a store to meet at"
+        backend = "nccl" if device.type == "cuda" and not shared_gpu else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(minutes=10)
+        )
+    return World(rank, size, device)

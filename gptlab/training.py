@@ -1,0 +1,242 @@
+"""The loop: step, evaluate, save, and write down what happened.
+
+`train` is what every rank of every run executes, whoever started it. It begins at the newest good checkpoint, takes steps
+until the last one or until someone asks for a stop, and leaves result.json. Timed is the step alone: windows, forward,
+backward, sums and update; evaluation and saving are left out.
+
+Left out on purpose: what a step is (`step.py`), the processes and their first moments (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gptlab import checkpoint, costs
+from gptlab.batches import Batches, all_windows, fixed_windows, share, windows
+from gptlab.config import TrainConfig
+from gptlab.corpus import Corpus
+from gptlab.hardware import Peak
+from gptlab.model import GPT
+from gptlab.parallel.replicas import Replicas
+from gptlab.parallel.world import World
+from gptlab.runs import RunWriter
+from gptlab.step import StepResult, TrainStep, make_optimizer, precision
+
+STATUS_EVERY_S = 0.5
+"""Seconds between two heartbeats."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the config's `auto` became for this run; run.json keeps it, and a resumed run takes it from there."""
+
+    device: str
+    dtype: str
+    attention: str
+    micro_batch_size: int
+    threads: int
+
+
+def human_line(row: dict[str, Any]) -> str:
+    """A step in nanoGPT's words, with the run's time as DLRover's example prints it."""
+    mfu = "n/a" if row["mfu"] is None else f"{row['mfu'] * 100:.2f}%"
+    return (
+        f"iter {row['step']}: loss {row['loss']:.4f}, time {row['step_s'] * 1000:.2f}ms, mfu {mfu}, "
+        f"lr {row['lr']:.2e}, total time {row['time_s']:.2f}s"
+    )
+
+
+class Trainer:
+    """A run in the making, on one rank.
+
+    Args:
+        path: the run directory.
+        writer: writes it, on the main rank; None on the others.
+        peak: rate that MFU is measured against, for all devices of the world together; None where it is unknown.
+        pids: process ids by rank, for status.json.
+        say: prints a line into the rank's log.
+    """
+
+    def __init__(
+        self, config: TrainConfig, setting: Setting, corpus: Corpus, world: World, path: Path, writer: RunWriter | None,
+        *, peak: Peak | None, pids: list[int], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
+        self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
+        attention = "math" if setting.attention == "math" else "sdpa"
+        self.model = GPT(config, attention=attention, seed=config.seed).to(world.device)  # type: ignore[arg-type]
+        self.optimizer = make_optimizer(self.model, config)
+        called: torch.nn.Module = self.model
+        if config.compile == "model":
+            called = torch.compile(self.model)  # type: ignore[assignment]
+        batches = Batches(
+            corpus.split("train"), block_size=config.block_size, global_batch_size=config.global_batch_size,
+            order=config.data_order, seed=config.seed,
+        )  # fmt: skip
+        self.train_step = TrainStep(
+            called, self.optimizer, Replicas(self.model, world), batches, config, world,
+            micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
+        )  # fmt: skip
+        self.done = 0  # steps taken
+        self.spent = 0.0  # seconds of the attempts before, up to the checkpoint that this one began at
+        self.bad_steps = 0  # in a row
+        self.skipped_steps = 0
+        self.saved = -1  # step of the newest checkpoint
+        self._began = time.monotonic()
+        self._beat = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of training behind the present state, over all attempts."""
+        return self.spent + time.monotonic() - self._began
+
+    def resume(self) -> None:
+        """Goes to the newest good checkpoint, if there is one."""
+        found = checkpoint.newest_good(self.path / "checkpoints", self.say)
+        if found is not None:
+            state = checkpoint.restore(found, self.model, self.optimizer, self.world.device)
+            self.done = self.saved = state["step"]
+            self.spent, self.skipped_steps = state["time_s"], state["skipped_steps"]
+            self._began = time.monotonic()
+            self.say(f"resumed from {found.name}")
+
+    def run(self) -> str:
+        """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""
+        config = self.config
+        self.model.train()
+        status = "finished"
+        while self.done < config.max_iters:
+            self._heartbeat()
+            began = time.perf_counter()
+            step = self.train_step(self.done, stop=self.writer is not None and self.writer.stop_requested())
+            row = self._record(step, time.perf_counter() - began)
+            if step.stop:
+                status = "stopped"
+            if self.bad_steps >= config.max_bad_steps:
+                return self._finish("diverged", row)
+            last = self.done == config.max_iters or step.stop
+            if self.done % config.eval_interval == 0 and not last:
+                self._evaluate_fixed()
+            if last or self.done % config.checkpoint_interval == 0:
+                self.save()
+            if step.stop:
+                break
+        return self._finish(status, {})
+
+    def _record(self, step: StepResult, seconds: float) -> dict[str, Any]:
+        """Counts the step and writes its row; the main rank prints it now and then."""
+        config = self.config
+        self.done += 1
+        self.bad_steps = self.bad_steps + 1 if step.skipped else 0
+        self.skipped_steps += step.skipped
+        tokens = config.global_batch_size * config.block_size
+        rate = tokens / seconds
+        row: dict[str, Any] = {
+            "step": self.done, "tokens": self.done * tokens, "loss": step.loss, "lr": step.lr,
+            "grad_norm": step.grad_norm, "step_s": seconds, "tokens_per_s": rate,
+            "mfu": costs.flops_per_token(config) * rate / self.peak.flops if self.peak else None,
+            "peak_bytes": _peak_bytes(self.world.device), "world_size": self.world.size, "time_s": self.time_s,
+        }  # fmt: skip
+        if step.skipped:
+            row |= {"skipped": True, "loss": _plain(step.loss), "grad_norm": _plain(step.grad_norm)}
+            self.say(f"step {self.done} skipped: loss {step.loss}, gradient norm {step.grad_norm}")
+        if self.writer is not None:
+            self.writer.log(row)
+        if not step.skipped and (self.done % config.log_interval == 0 or self.done == 1):
+            self.say(human_line(row))
+        return row
+
+    def _heartbeat(self, *, force: bool = False) -> None:
+        """Says in status.json that the run lives; every half second at most."""
+        now = time.monotonic()
+        if self.writer is not None and (force or now - self._beat > STATUS_EVERY_S):
+            self._beat = now
+            self.writer.status(
+                "running", step=self.done, max_iters=self.config.max_iters, world_size=self.world.size,
+                pids=self.pids, heartbeats=[time.time()] * self.world.size,
+            )  # fmt: skip
+
+    def _evaluate_fixed(self) -> None:
+        """A look at the validation loss, over the same windows each time."""
+        config = self.config
+        tokens = self.corpus.split("val")
+        starts = fixed_windows(tokens, config.eval_iters * config.global_batch_size, config.block_size, config.seed)
+        loss = self.evaluate(starts)
+        if self.writer is not None:
+            self.writer.log({"step": self.done, "val_loss": loss})
+        self.say(f"step {self.done}: val loss {loss:.4f}")
+
+    @torch.no_grad()
+    def evaluate(self, starts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        """Mean loss over windows of the validation split, in nats a token. Collective."""
+        tokens, size, device = self.corpus.split("val"), self.setting.micro_batch_size, self.world.device
+        self.model.eval()
+        total, count = 0.0, 0
+        for index in share(-(-len(starts) // size), self.world.rank, self.world.size):
+            ids, targets = windows(tokens, starts[index * size : (index + 1) * size], self.config.block_size)
+            with precision(device, self.setting.dtype):
+                total += self.model(ids.to(device), targets.to(device), reduction="sum").item()
+            count += targets.numel()
+            self._heartbeat()
+        self.model.train()
+        total, count_all = self.world.sum([total, count])
+        return total / count_all
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless this step has one."""
+        if self.writer is not None and self.saved != self.done:
+            self.writer.check()
+            checkpoint.save(
+                self.path / "checkpoints", self.done, self.model, self.optimizer,
+                {
+                    "time_s": self.time_s, "skipped_steps": self.skipped_steps, "model": self.config.shape().to_dict(),
+                    "tokenizer": self.corpus.tokenizer.to_meta(), "seed": self.config.seed,
+                },
+                keep=self.config.keep_checkpoints, may_write=self.writer.check,
+            )  # fmt: skip
+        self.saved = self.done
+
+    def _finish(self, status: str, row: dict[str, Any]) -> str:
+        """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
+        it now."""
+        val_loss = None
+        if status == "finished":
+            val_loss = self.evaluate(all_windows(self.corpus.split("val"), self.config.block_size))
+            self.say(f"step {self.done}: val loss {val_loss:.4f} over the whole validation split")
+        if self.writer is not None:
+            if val_loss is not None:
+                self.writer.log({"step": self.done, "val_loss": val_loss})
+            tokens = self.done * self.config.global_batch_size * self.config.block_size
+            message = {"message": f"{self.bad_steps} steps in a row were not finite, the last at step {self.done}"}
+            self.writer.result(
+                status, step=self.done, val_loss=val_loss, tokens=tokens, time_s=self.time_s,
+                skipped_steps=self.skipped_steps, setting=dataclasses.asdict(self.setting),
+                **(message if status == "diverged" else {}),
+            )  # fmt: skip
+            self.writer.status(
+                status, step=self.done, max_iters=self.config.max_iters, world_size=self.world.size, pids=[], heartbeats=[]
+            )
+        return status
+
+
+def _plain(value: float) -> float | None:
+    """A number that JSON knows, or None."""
+    return value if np.isfinite(value) else None
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held: the GPU's allocator on CUDA, resident memory elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+    import sys
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,229 @@
+"""What every rank of every run executes, however it was started.
+
+The launcher forks `run_rank`; torchrun, and whatever speaks its environment, starts this module:
+
+    torchrun --nproc-per-node 2 -m gptlab.worker --run runs/first
+
+A rank sets its threads and its device, joins the others, turns each `auto` into a choice that run.json keeps, and trains.
+What goes wrong is written into the attempt's folder by the rank it happened to.
+
+Left out on purpose: starting it, and deciding what to do when it dies (`launcher/`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptlab import costs, hardware
+from gptlab.config import ConfigError, TrainConfig
+from gptlab.runs import Claim, Run, RunWriter
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from gptlab.corpus import Corpus
+    from gptlab.training import Setting, Trainer
+
+
+def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous: str) -> None:
+    """One rank of an attempt, in a process of its own whose output goes to the attempt's folder.
+
+    Args:
+        rendezvous: path of a file where the ranks of this attempt meet; fresh for each attempt. Unused by a rank alone.
+
+    Raises:
+        Exception: whatever ended it, after it was written to error.json.
+    """
+    import torch.distributed as dist
+
+    store = dist.FileStore(rendezvous, world_size) if world_size > 1 else None
+    _run(path, attempt=attempt, rank=rank, world_size=world_size, local_rank=rank, local_size=world_size, store=store, say=_print)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """A rank started by torchrun: the environment says which, `--run` says on what."""
+    parser = argparse.ArgumentParser(prog="python -m gptlab.worker", description="One rank of a run, as torchrun starts it.")
+    parser.add_argument("--run", required=True, type=Path, help="the run directory, made by `gptlab train` or create_run")
+    path: Path = parser.parse_args(argv).run.resolve()
+    try:
+        Run.open(str(path))
+        missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name not in os.environ]
+        if missing:
+            raise ConfigError(f"{missing[0]} is not set: start this with torchrun, or use `gptlab train`.")
+        rank, world_size, local_rank, local_size = (
+            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+        claim = Claim(path, wait_s=30.0) if rank == 0 else None  # held until this process ends
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+    import torch.distributed as dist
+
+    store = None
+    attempt = claim.new_attempt() if claim else 0
+    if world_size > 1:
+        # A prefix for each restart: torch's own reuse of the store shows a new generation the addresses of the dead one.
+        whole = next(iter(dist.rendezvous("env://")))[0]
+        store = dist.PrefixStore(f"gptlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
+        if claim:
+            store.set("attempt", str(attempt))
+        attempt = int(store.get("attempt"))
+    log = open(path / "attempts" / f"{attempt:02d}" / f"rank-{rank}.out", "a", buffering=1)  # noqa: SIM115 - until the end
+
+    def say(line: str) -> None:
+        _print(line)
+        print(line, file=log)
+
+    _run(
+        path, attempt=attempt, rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size,
+        store=store, say=say,
+    )  # fmt: skip
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run(
+    path: Path, *, attempt: int, rank: int, world_size: int, local_rank: int, local_size: int,
+    store: dist.Store | None, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Trains, and writes down what ended it early."""
+    writer = RunWriter(path, attempt)
+    trainer = None
+    try:
+        trainer = _prepare(
+            path, writer, rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size, store=store, say=say
+        )
+        trainer.resume()
+        trainer.run()
+        trainer.world.close()
+    except BaseException as error:
+        writer.error(rank, trainer.done if trainer else None, error, traceback.format_exc())
+        raise
+
+
+def _prepare(
+    path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
+    store: dist.Store | None, say: Callable[[str], None],
+) -> Trainer:  # fmt: skip
+    """Everything before the first step."""
+    import torch
+
+    from gptlab import corpus
+    from gptlab.parallel.world import connect
+    from gptlab.training import Trainer
+
+    run = Run(path)
+    config, info = run.config, run.info
+    text = corpus.ensure(config.data, config.tokenizer)
+    config = _with_vocabulary(config, text, info)
+    setting, reasons = _settle(config, info, world_size, local_size)
+    torch.set_num_threads(setting.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    device = _device(config, setting.device, local_rank, local_size)
+    world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
+    pids = _pids(rank, world_size, store)
+    peak = hardware.peak(setting.device, setting.dtype, measure=rank == 0)
+    if peak is not None and device.type == "cuda":
+        gpus = min(world_size, torch.cuda.device_count()) if config.share_gpu else world_size
+        peak = peak.times(gpus)
+    if rank == 0:
+        writer.update_info(
+            config=config.to_dict(), setting=vars(setting), reasons=reasons, world_size=world_size,
+            data={"name": text.name, "path": str(text.path), "sha256": text.sha256},
+            peak=vars(peak) if peak else None, versions=_versions(), host=platform.node(), device_name=hardware.device_name(setting.device),
+            started=info.get("started", time.time()),
+        )  # fmt: skip
+        for name, reason in reasons.items():
+            say(f"{name}: {getattr(setting, name)} ({reason})")
+    return Trainer(
+        config, setting, text, world, path, writer if rank == 0 else None, peak=peak, pids=pids, say=say
+    )
+
+
+def _with_vocabulary(config: TrainConfig, text: Corpus, info: dict[str, Any]) -> TrainConfig:
+    """The config with the corpus's vocabulary; a corpus that changed under a run, or another vocabulary, is refused."""
+    before = info.get("data", {}).get("sha256", text.sha256)
+    if before != text.sha256:
+        raise ConfigError(f"{config.data} is not the text that this run began on (SHA-256 {before[:12]}...): start a new run.")
+    if config.vocab_size not in (0, text.vocab_size):
+        raise ConfigError(
+            f"vocab_size {config.vocab_size} is not that of {text.name}, {text.vocab_size}: leave it out, and the tokenizer decides."
+        )
+    return TrainConfig.from_dict(config.to_dict() | {"vocab_size": text.vocab_size})
+
+
+def _settle(config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int) -> tuple[Setting, dict[str, str]]:
+    """What each `auto` becomes, with the rule that said so; a resumed run keeps what it had, for equal bits."""
+    from gptlab.training import Setting
+
+    reasons: dict[str, str] = {}
+    if kept := info.get("setting"):
+        setting = Setting(**kept)
+        if info.get("world_size") == world_size:
+            return setting, {"device": "as this run began"}
+        threads = config.threads or hardware.default_threads(local_size)
+        return Setting(**(kept | {"threads": threads})), {"threads": f"{local_size} processes on this machine"}
+    device, reasons["device"] = hardware.resolve_device(config.device)
+    dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config.n_embd)
+    attention = "sdpa" if config.attention == "auto" else config.attention
+    reasons["attention"] = "torch's fused kernels, the rule of auto" if config.attention == "auto" else "as asked for"
+    threads = config.threads or hardware.default_threads(local_size)
+    reasons["threads"] = "as asked for" if config.threads else f"the cores over {local_size} processes on this machine"
+    micro = config.micro_batch_size
+    reasons["micro_batch_size"] = "as asked for"
+    if not micro:
+        micro = costs.choose_micro_batch(config, hardware.available_bytes(device) // local_size)
+        reasons["micro_batch_size"] = "the largest that fits into memory and shares the batch evenly"
+    return Setting(device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads), reasons
+
+
+def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) -> torch.device:
+    """This rank's device: a GPU of its own, unless share_gpu."""
+    import torch
+
+    if kind != "cuda":
+        return torch.device(kind)
+    count = torch.cuda.device_count()
+    if local_size > count and not config.share_gpu:
+        raise ConfigError(f"nproc {local_size} is more than the {count} GPUs here: use at most {count}, or share_gpu.")
+    device = torch.device("cuda", local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _pids(rank: int, world_size: int, store: dist.Store | None) -> list[int]:
+    """Process ids by rank, on the main rank; the others' lists are empty."""
+    if store is None:
+        return [os.getpid()]
+    store.set(f"pid-{rank}", str(os.getpid()))
+    return [int(store.get(f"pid-{r}")) for r in range(world_size)] if rank == 0 else []
+
+
+def _versions() -> dict[str, str]:
+    """What this run was made with."""
+    import numpy
+    import torch
+
+    from gptlab import __version__
+
+    return {
+        "gptlab": __version__, "python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
