@@ -299,21 +299,41 @@ class Claim:
                     ) from None
                 time.sleep(0.02)  # a reader's look holds it for an instant
 
-    def new_attempt(self) -> int:
-        """The number of a new attempt, from 1; makes its folder, clears `stop`, and archives an old result."""
+    @classmethod
+    def adopt(cls, path: Path, fd: int) -> Self:
+        """The claim that another process took and handed over as an open file: the lock is free at no instant."""
+        claim = cls.__new__(cls)
+        claim.path, claim._file = path, os.fdopen(fd, "a+")
+        claim._sign(claim._generation())
+        return claim
+
+    def fileno(self) -> int:
+        """The open file that holds the lock, for handing it over."""
+        return self._file.fileno()
+
+    def new_attempt(self, *, keep_stop: bool = False) -> int:
+        """The number of a new attempt, from 1; makes its folder, clears `stop`, and archives an old result.
+
+        Args:
+            keep_stop: for an attempt that replaces a lost one: a stop asked for in between still counts.
+        """
         done = [int(folder.name) for folder in (self.path / "attempts").glob("[0-9]*")]
         attempt = max([self._generation(), *done], default=0) + 1
         folder = self.path / "attempts" / f"{attempt:02d}"
         folder.mkdir(parents=True)
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump({"generation": attempt, "pid": os.getpid(), "host": socket.gethostname()}, self._file)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        (self.path / "stop").unlink(missing_ok=True)
+        self._sign(attempt)
+        if not keep_stop:
+            (self.path / "stop").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.replace(self.path / "result.json", folder / "previous-result.json")
         return attempt
+
+    def _sign(self, generation: int) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump({"generation": generation, "pid": os.getpid(), "host": socket.gethostname()}, self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def _generation(self) -> int:
         self._file.seek(0)
