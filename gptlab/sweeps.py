@@ -1,0 +1,287 @@
+"""A sweep: a grid of configs becomes a queue of runs and one table.
+
+Depth, heads and width are the usual axes, but every field of the config can be one. A cell that cannot be (7 heads
+over 96 features) is a row like the others, marked `invalid` with the reason. Started again, a sweep skips the cells
+that are finished and goes on with those that were interrupted.
+
+    >>> from gptlab import preset, sweep
+    >>> s = sweep(preset("tiny", max_iters=50), {"n_layer": [2, 4], "n_head": [2], "n_embd": [64, 128]}, name="first")
+    >>> s.wait(), s.table()
+
+`runs/NAME.sweep.json` holds the grid and `runs/NAME.sweep.csv` the table; the cells are ordinary runs beside them.
+The queue lives in a thread of the process that started the sweep: when that ends, its runs end, and the next start
+takes them up. Left out on purpose: fits over the table (`scaling.py`) and curves (`lab/`).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.grid import SHAPE, Cell, cells, checked
+from gptlab.runs import ACTIVE, Run, check_name, default_runs_dir, read_json, write_json
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = 1
+"""Version of the manifest's layout."""
+POLL_S = 0.05
+"""Seconds between two looks of the queue at its runs."""
+
+
+class Handle(Protocol):
+    """What the queue needs of a started run."""
+
+    @property
+    def status(self) -> str: ...
+    def stop(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """What the queue needs of `gptlab.launcher`; tests hand in another."""
+
+    def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Handle: ...
+    def resume(self, name: str, *, runs_dir: Path) -> Handle: ...
+
+
+def sweep(
+    base: TrainConfig,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    name: str,
+    runs_dir: str | os.PathLike[str] | None = None,
+    at_once: int = 1,
+    launcher: Launcher | None = None,
+) -> Sweep:
+    """Starts a sweep, or goes on with it, and returns while its runs train in other processes.
+
+    Args:
+        grid: values by field.
+        at_once: how many runs train at a time; on a CPU they share its cores.
+        launcher: what starts runs; `gptlab.launcher` unless told otherwise.
+
+    Raises:
+        ConfigError: no cell can be run, or a run of that name exists with other settings. Nothing is made then.
+    """
+    if at_once < 1:
+        raise ConfigError(f"at_once {at_once} would start nothing: give 1 or more.")
+    check_name(name)
+    folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
+    made = checked(cells(base, grid))
+    if all(cell.config is None for cell in made):
+        raise ConfigError(f"No cell of the sweep {name!r} can be run; the first: {made[0].reason}")
+    found = Sweep(name, folder, made)
+    found.check_earlier_runs()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(
+            found.path,
+            {"format": FORMAT, "name": name, "created": time.time(), "base": base.to_dict(),
+             "grid": {field: list(dict.fromkeys(cell.values[field] for cell in made)) for field in grid},
+             "cells": [{"name": cell.name, "values": cell.values, "reason": cell.reason} for cell in made]},
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot hold a sweep ({error.strerror}): choose another --runs-dir.") from None
+    found.start(launcher, at_once)
+    return found
+
+
+class Sweep:
+    """A sweep: its cells, their runs, and the thread that starts them one after another."""
+
+    def __init__(self, name: str, runs_dir: Path, cells: list[Cell]) -> None:
+        self.name, self.runs_dir, self.cells = name, runs_dir, cells
+        self.path = runs_dir / f"{name}.sweep.json"
+        self.csv_path = runs_dir / f"{name}.sweep.csv"
+        self._runs = [Run(runs_dir / self.run_name(cell)) for cell in cells]
+        self._reasons = [cell.reason for cell in cells]
+        self._reading = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def open(cls, name: str, runs_dir: str | os.PathLike[str] | None = None) -> Self:
+        """A sweep as it lies in the folder, to read; `sweep(...)` is what goes on with it."""
+        folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
+        manifest = read_json(folder / f"{name}.sweep.json")
+        if manifest is None:
+            known = [path.name.removesuffix(".sweep.json") for path in folder.glob("*.sweep.json")]
+            raise ConfigError(f"There is no sweep {name!r} in {folder}{did_you_mean(name, known)}.")
+        base = TrainConfig.from_dict(manifest["base"])
+        reasons = {cell["name"]: cell["reason"] for cell in manifest["cells"]}
+        made = []
+        for cell in cells(base, manifest["grid"]):
+            reason = reasons.get(cell.name) or cell.reason
+            made.append(dataclasses.replace(cell, reason=reason, config=None if reason else cell.config))
+        return cls(name, folder, made)
+
+    def run_name(self, cell: Cell) -> str:
+        """The name of a cell's run."""
+        return f"{self.name}-{cell.name}"[:100].strip()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that were started so far, in the grid's order."""
+        return [run for run in self._runs if (run.path / "run.json").is_file()]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its queue is at work in this process."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def check_earlier_runs(self) -> None:
+        """Raises ConfigError where a run of a cell's name was made with other settings."""
+        for cell, run in zip(self.cells, self._runs, strict=True):
+            if cell.config is None or not (run.path / "run.json").is_file():
+                continue
+            for field, old in run.info.get("config", {}).items():
+                new = getattr(cell.config, field, old)
+                # Where a choice was left open, the record may hold what was chosen; threads follow from at_once.
+                same = old == new or new == "auto" or field == "threads" or (field == "vocab_size" and new == 0)
+                if same or (field == "data" and os.path.abspath(old) == os.path.abspath(new)):
+                    continue
+                raise ConfigError(
+                    f"The sweep {self.name!r} was started with {field} {old}, and this is {new}: "
+                    "choose another --name, or the old value."
+                )
+
+    def start(self, launcher: Launcher | None = None, at_once: int = 1) -> None:
+        """Starts the queue; `sweep(...)` does it."""
+        if launcher is None:
+            from gptlab import launcher as ours
+
+            launcher = ours
+        self._thread = threading.Thread(target=self._work, args=(launcher, at_once), daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the queue is empty and its runs have ended, or `timeout` seconds; whether they have."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._thread is not None and self._thread.is_alive():
+            left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            self._thread.join(left)  # in slices, so that Ctrl-C is heard
+        return True
+
+    def stop(self) -> None:
+        """Asks the running runs to stop, each with a checkpoint, and starts no more. `wait()` waits for them."""
+        self._stopping.set()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a cell: what the grid sets, its state, parameters and what the run has reached."""
+        from gptlab import costs
+
+        with self._reading:
+            rows = []
+            for cell, run, reason in zip(self.cells, self._runs, self._reasons, strict=True):
+                row: dict[str, Any] = dict.fromkeys(SHAPE) | cell.values
+                row |= dict.fromkeys(("state", "parameters", "non_embedding", "step", "max_iters", "loss", "val_loss"))
+                row |= dict.fromkeys(("tokens_per_s", "mfu", "seconds"))
+                if cell.config is not None:
+                    row |= {field: getattr(cell.config, field) for field in SHAPE}
+                    row["max_iters"] = cell.config.max_iters
+                if (run.path / "run.json").is_file():
+                    row |= {key: value for key, value in run.summary().items() if key in row}
+                    count = costs.parameters(run.config)  # its vocabulary is known
+                    row |= {"parameters": count.total, "non_embedding": count.non_embedding}
+                else:
+                    row["state"] = "waiting" if reason is None else "invalid"
+                rows.append(row | {"name": self.run_name(cell), "reason": reason or _error(run)})
+        return rows
+
+    def table(self) -> pandas.DataFrame:
+        """`rows()` as a table."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def write_csv(self) -> Path:
+        """Replaces the table on disk; the queue does it whenever a run has ended."""
+        rows = self.rows()
+        beside = self.csv_path.with_name(f".{self.csv_path.name}.{os.getpid()}")
+        with open(beside, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(beside, self.csv_path)
+        return self.csv_path
+
+    def _work(self, launcher: Launcher, at_once: int) -> None:
+        """The queue: starts what is to be done, at most `at_once` at a time, until a stop is asked."""
+        waiting = [index for index, cell in enumerate(self.cells) if cell.config is not None]
+        running: dict[int, Handle] = {}
+        told = False
+        while running or (waiting and not self._stopping.is_set()):
+            ended = [index for index, handle in running.items() if handle.status not in ACTIVE]
+            for index in ended:
+                del running[index]
+            while waiting and len(running) < at_once and not self._stopping.is_set():
+                index = waiting.pop(0)
+                handle = self._start_cell(index, launcher, at_once)
+                if handle is not None:
+                    running[index] = handle
+            if self._stopping.is_set() and not told:
+                told = True
+                for handle in running.values():
+                    handle.stop()
+            if ended:
+                self.write_csv()
+            time.sleep(POLL_S)
+        self.write_csv()
+
+    def _start_cell(self, index: int, launcher: Launcher, at_once: int) -> Handle | None:
+        """Starts a cell's run or goes on with it; None where it is done or cannot be started."""
+        cell, run = self.cells[index], self._runs[index]
+        assert cell.config is not None
+        try:
+            if not (run.path / "run.json").is_file():
+                config = _share_cores(cell.config, at_once)
+                return launcher.launch(config, name=run.name, runs_dir=self.runs_dir)
+            status = (run.result() or {}).get("status")
+            if run.is_active:
+                return _Elsewhere(run)
+            if status in ("finished", "diverged"):  # it would diverge again
+                return None
+            return launcher.resume(run.name, runs_dir=self.runs_dir)
+        except Exception as error:  # one cell's trouble is not the others'
+            text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            self._reasons[index] = text
+            return None
+
+
+class _Elsewhere:
+    """A run of this sweep that another process trains: watched, and asked to stop like the others."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = Run(run.path)
+
+    @property
+    def status(self) -> str:
+        return self.run.state
+
+    def stop(self) -> None:
+        self.run.request_stop()
+
+
+def _error(run: Run) -> str | None:
+    """In one line why a run failed."""
+    error = run.error() if (run.result() or {}).get("status") == "failed" else None
+    return f"{error['type']}: {error['message']}" if error else None
+
+
+def _share_cores(config: TrainConfig, at_once: int) -> TrainConfig:
+    """Runs that train at the same time share the cores, as the processes of one run do."""
+    if at_once == 1 or config.threads:
+        return config
+    from gptlab import hardware
+
+    return config.replace(threads=max(1, hardware.cores() // (config.nproc * at_once)))
