@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.grid import SHAPE, Cell, cells, checked
-from gptlab.runs import ACTIVE, Run, check_name, default_runs_dir, read_json, write_json
+from gptlab.runs import Run, check_name, default_runs_dir, is_locked, read_json, write_json
 
 if TYPE_CHECKING:
     import pandas
@@ -40,8 +40,6 @@ POLL_S = 0.05
 class Handle(Protocol):
     """What the queue needs of a started run."""
 
-    @property
-    def status(self) -> str: ...
     def stop(self) -> None: ...
 
 
@@ -221,7 +219,7 @@ class Sweep:
         running: dict[int, Handle] = {}
         told = False
         while running or (waiting and not self._stopping.is_set()):
-            ended = [index for index, handle in running.items() if handle.status not in ACTIVE]
+            ended = [index for index in running if not is_locked(self._runs[index].path)]  # held to its last moment
             for index in ended:
                 del running[index]
             while waiting and len(running) < at_once and not self._stopping.is_set():
@@ -262,11 +260,7 @@ class _Elsewhere:
     """A run of this sweep that another process trains: watched, and asked to stop like the others."""
 
     def __init__(self, run: Run) -> None:
-        self.run = Run(run.path)
-
-    @property
-    def status(self) -> str:
-        return self.run.state
+        self.run = run
 
     def stop(self) -> None:
         self.run.request_stop()
