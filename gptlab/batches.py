@@ -49,7 +49,13 @@ class Batches:
     def __init__(
         self, tokens: Tokens, *, block_size: int, global_batch_size: int, order: Literal["random", "epoch"], seed: int
     ) -> None:
-        self.tokens, self.block_size, self.size, self.order, self.seed = tokens, block_size, global_batch_size, order, seed
+        self.tokens, self.block_size, self.size, self.order, self.seed = (
+            tokens,
+            block_size,
+            global_batch_size,
+            order,
+            seed,
+        )
         self._permutation = lru_cache(maxsize=2)(self._deal)
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
@@ -103,7 +109,7 @@ def windows(tokens: Tokens, starts: npt.NDArray[np.int64], block_size: int) -> t
 
 
 def fixed_windows(tokens: Tokens, count: int, block_size: int, seed: int) -> npt.NDArray[np.int64]:
-    """Starts of `count` windows for looks at the validation loss: the same at every look, and never training's stream."""
+    """Starts of `count` windows for looks at the validation loss: the same at each, never training's own."""
     generator = np.random.Generator(np.random.Philox(key=stream_seed("eval", seed)))
     return generator.integers(0, len(tokens) - block_size, size=count, dtype=np.int64)
 

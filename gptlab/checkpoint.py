@@ -6,9 +6,9 @@
       state.json              step, tokens, time, the model's config, the tokenizer
       manifest.json           size and SHA-256 of each file
 
-A checkpoint is written beside its place, flushed to the disk, and renamed: a kill at any moment leaves the old ones and no
-half of the new one. Neither torch nor safetensors notices a flipped byte, so a checkpoint is read only when its manifest
-holds; else the next older one is taken and the reason is said. Nothing is unpickled.
+A checkpoint is written beside its place, flushed to the disk, and renamed: a kill at any moment leaves the old ones and
+no half of the new one. Neither torch nor safetensors notices a flipped byte, so a checkpoint is read only when its
+manifest holds; else the next older one is taken and the reason is said. Nothing is unpickled.
 
     >>> from gptlab.checkpoint import load_model
     >>> model, state = load_model("runs/first/checkpoints/step-00002000")
@@ -84,10 +84,14 @@ def save(
     beside = folder / f".step-{step:08d}.{os.getpid()}"
     beside.mkdir()
     try:
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, beside / "model.safetensors")
+        save_file(
+            {name: value.contiguous() for name, value in model.state_dict().items()}, beside / "model.safetensors"
+        )
         save_file(optimizer_state(model, optimizer), beside / "optimizer.safetensors")
         write_json(beside / "state.json", {"format": FORMAT, "step": step, **state})
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(beside.iterdir())}
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(beside.iterdir())
+        }
         write_json(beside / "manifest.json", {"format": FORMAT, "files": files})
         for path in beside.iterdir():
             _fsync(path)
@@ -144,7 +148,9 @@ def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def restore(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
+def restore(
+    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> dict[str, Any]:
     """Loads a checked checkpoint into a model and its optimizer; returns state.json."""
     model.load_state_dict(load_file(checkpoint / "model.safetensors", device=str(device)))
     restore_optimizer(model, optimizer, load_file(checkpoint / "optimizer.safetensors", device=str(device)))

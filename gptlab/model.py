@@ -11,11 +11,12 @@ Pre-norm blocks, tanh GELU, learned positions, and a head tied to the token embe
 published checkpoint (`wte wpe h ln_f`, `c_attn c_proj c_fc`). Shape letters: B batch, T time, C = n_embd, H = n_head,
 D = C / H, V vocabulary, L layers.
 
-Two notable choices. The embedding has `padded_vocab_size` rows, a multiple of 64; logits are cropped to V, so an id that
-no tokenizer knows can be neither predicted nor sampled. And dropout is drawn from a seed that the caller gives
+Two notable choices. The embedding has `padded_vocab_size` rows, a multiple of 64; logits are cropped to V, so an id
+that no tokenizer knows can be neither predicted nor sampled. And dropout is drawn from a seed that the caller gives
 (`dropout_seed`), a layer's own each, so that neither the number of processes nor what ran before changes it.
 
-Left out on purpose: how a step is taken (`step.py`), how it is spread (`parallel/`), and how text is sampled (`sampling.py`).
+Left out on purpose: how a step is taken (`step.py`), how it is spread (`parallel/`), how text is sampled
+(`sampling.py`).
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class GPT(nn.Module):
             targets: (B, T) int64, the id after each position; -100 is left out of the loss.
             reduction: `mean` over the targets, or their `sum` (nats).
             dropout_seed: with it, dropout depends on nothing else.
-            cache: keys and values of the tokens before `ids`, extended by theirs. Several ids are only taken when it is empty.
+            cache: keys and values of the tokens before `ids`; theirs are appended.
 
         Returns:
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.

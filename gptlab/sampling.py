@@ -96,7 +96,11 @@ def sample(
     Raises:
         ConfigError: no checkpoint yet, a prompt with characters that the tokenizer lacks, or a number out of range.
     """
-    for name, value, low in (("max_new_tokens", max_new_tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
+    for name, value, low in (
+        ("max_new_tokens", max_new_tokens, 1),
+        ("temperature", temperature, 0),
+        ("top_k", top_k, 0),
+    ):
         if not (math.isfinite(value) and value >= low):
             raise ConfigError(f"{name} {value} is out of range: give {low} or more.")
     newest = newest_good(run.path / "checkpoints", lambda _: None)

@@ -6,8 +6,8 @@
     0.0001
 
 Gradients are those of the mean loss over the *global* batch: each micro-batch contributes its sum, divided by the
-number of targets of the whole batch, so neither accumulation nor uneven shares tilt the mean. A step whose loss or gradient
-is not finite is skipped on every process alike: AdamW would turn every weight into NaN.
+number of targets of the whole batch, so neither accumulation nor uneven shares tilt the mean. A step whose loss or
+gradient is not finite is skipped on every process alike: AdamW would turn every weight into NaN.
 
 Left out on purpose: the loop around it (`training.py`) and the sums over processes (`parallel/`).
 """
@@ -28,8 +28,8 @@ from gptlab.parallel.world import World
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of a step, counted from 0: a linear rise over warmup_iters, then a half cosine down to min_lr at
-    lr_decay_iters (Loshchilov & Hutter 2017, eq. 5), then min_lr. It is positive from the first step on."""
+    """The learning rate of a step, counted from 0: a linear rise over warmup_iters, then a half cosine down to min_lr
+    at lr_decay_iters (Loshchilov & Hutter 2017, eq. 5), then min_lr. It is positive from the first step on."""
     low = config.learning_rate / 10 if config.min_lr is None else config.min_lr
     end = config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
     if step < config.warmup_iters:
@@ -52,7 +52,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = True)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused, foreach=None if fused else False
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=fused,
+        foreach=None if fused else False,
     )
 
 

@@ -1,8 +1,8 @@
 """The loop: step, evaluate, save, and write down what happened.
 
-`train` is what every rank of every run executes, whoever started it. It begins at the newest good checkpoint, takes steps
-until the last one or until someone asks for a stop, and leaves result.json. Timed is the step alone: windows, forward,
-backward, sums and update; evaluation and saving are left out.
+A `Trainer` is what every rank of every run executes, whoever started it. It begins at the newest good checkpoint, takes
+steps until the last one or until someone asks for a stop, and leaves result.json. Timed is the step alone: windows,
+forward, backward, sums and update; evaluation and saving are left out.
 
 Left out on purpose: what a step is (`step.py`), the processes and their first moments (`worker.py`).
 """
@@ -222,7 +222,12 @@ class Trainer:
                 **(message if status == "diverged" else {}),
             )  # fmt: skip
             self.writer.status(
-                status, step=self.done, max_iters=self.config.max_iters, world_size=self.world.size, pids=[], heartbeats=[]
+                status,
+                step=self.done,
+                max_iters=self.config.max_iters,
+                world_size=self.world.size,
+                pids=[],
+                heartbeats=[],
             )
         return status
 

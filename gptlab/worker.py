@@ -4,7 +4,8 @@ The launcher forks `run_rank`; torchrun, and whatever speaks its environment, st
 
     torchrun --nproc-per-node 2 -m gptlab.worker --run runs/first
 
-A rank sets its threads and its device, joins the others, turns each `auto` into a choice that run.json keeps, and trains.
+A rank sets its threads and its device, joins the others, turns each `auto` into a choice that run.json keeps, and
+trains.
 What goes wrong is written into the attempt's folder by the rank it happened to.
 
 Left out on purpose: starting it, and deciding what to do when it dies (`launcher/`).
@@ -28,7 +29,7 @@ from gptlab.runs import Claim, Run, RunWriter
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from gptlab.corpus import Corpus
     from gptlab.training import Setting, Trainer
@@ -43,16 +44,29 @@ def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous
     Raises:
         Exception: whatever ended it, after it was written to error.json.
     """
-    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    store = dist.FileStore(rendezvous, world_size) if world_size > 1 else None
-    _run(path, attempt=attempt, rank=rank, world_size=world_size, local_rank=rank, local_size=world_size, store=store, say=_print)
+    store = FileStore(rendezvous, world_size) if world_size > 1 else None
+    _run(
+        path,
+        attempt=attempt,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_size=world_size,
+        store=store,
+        say=_print,
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """A rank started by torchrun: the environment says which, `--run` says on what."""
-    parser = argparse.ArgumentParser(prog="python -m gptlab.worker", description="One rank of a run, as torchrun starts it.")
-    parser.add_argument("--run", required=True, type=Path, help="the run directory, made by `gptlab train` or create_run")
+    parser = argparse.ArgumentParser(
+        prog="python -m gptlab.worker", description="One rank of a run, as torchrun starts it."
+    )
+    parser.add_argument(
+        "--run", required=True, type=Path, help="the run directory, made by `gptlab train` or create_run"
+    )
     path: Path = parser.parse_args(argv).run.resolve()
     try:
         Run.open(str(path))
@@ -67,14 +81,15 @@ def main(argv: list[str] | None = None) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
 
-    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
 
     store = None
     attempt = claim.new_attempt() if claim else 0
     if world_size > 1:
-        # A prefix for each restart: torch's own reuse of the store shows a new generation the addresses of the dead one.
-        whole = next(iter(dist.rendezvous("env://")))[0]
-        store = dist.PrefixStore(f"gptlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
+        # A prefix a restart: torch itself shows a new generation the addresses that the dead one left in the store.
+        whole = next(iter(rendezvous("env://")))[0]
+        store = PrefixStore(f"gptlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
         if claim:
             store.set("attempt", str(attempt))
         attempt = int(store.get("attempt"))
@@ -96,14 +111,21 @@ def _print(line: str) -> None:
 
 def _run(
     path: Path, *, attempt: int, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: dist.Store | None, say: Callable[[str], None],
+    store: Store | None, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Trains, and writes down what ended it early."""
     writer = RunWriter(path, attempt)
     trainer = None
     try:
         trainer = _prepare(
-            path, writer, rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size, store=store, say=say
+            path,
+            writer,
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_size=local_size,
+            store=store,
+            say=say,
         )
         trainer.resume()
         trainer.run()
@@ -115,7 +137,7 @@ def _run(
 
 def _prepare(
     path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: dist.Store | None, say: Callable[[str], None],
+    store: Store | None, say: Callable[[str], None],
 ) -> Trainer:  # fmt: skip
     """Everything before the first step."""
     import torch
@@ -136,37 +158,37 @@ def _prepare(
     device = _device(config, setting.device, local_rank, local_size)
     world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
     pids = _pids(rank, world_size, store)
-    peak = hardware.peak(setting.device, setting.dtype, measure=rank == 0)
-    if peak is not None and device.type == "cuda":
-        gpus = min(world_size, torch.cuda.device_count()) if config.share_gpu else world_size
-        peak = peak.times(gpus)
+    peak = hardware.total_peak(setting.device, setting.dtype, world_size, measure=True) if rank == 0 else None
     if rank == 0:
         writer.update_info(
             config=config.to_dict(), setting=vars(setting), reasons=reasons, world_size=world_size,
             data={"name": text.name, "path": str(text.path), "sha256": text.sha256},
-            peak=vars(peak) if peak else None, versions=_versions(), host=platform.node(), device_name=hardware.device_name(setting.device),
-            started=info.get("started", time.time()),
+            peak=vars(peak) if peak else None, versions=_versions(), host=platform.node(),
+            device_name=hardware.device_name(setting.device), started=info.get("started", time.time()),
         )  # fmt: skip
         for name, reason in reasons.items():
             say(f"{name}: {getattr(setting, name)} ({reason})")
-    return Trainer(
-        config, setting, text, world, path, writer if rank == 0 else None, peak=peak, pids=pids, say=say
-    )
+    return Trainer(config, setting, text, world, path, writer if rank == 0 else None, peak=peak, pids=pids, say=say)
 
 
 def _with_vocabulary(config: TrainConfig, text: Corpus, info: dict[str, Any]) -> TrainConfig:
     """The config with the corpus's vocabulary; a corpus that changed under a run, or another vocabulary, is refused."""
     before = info.get("data", {}).get("sha256", text.sha256)
     if before != text.sha256:
-        raise ConfigError(f"{config.data} is not the text that this run began on (SHA-256 {before[:12]}...): start a new run.")
+        raise ConfigError(
+            f"{config.data} is not the text that this run began on (SHA-256 {before[:12]}...): start a new run."
+        )
     if config.vocab_size not in (0, text.vocab_size):
         raise ConfigError(
-            f"vocab_size {config.vocab_size} is not that of {text.name}, {text.vocab_size}: leave it out, and the tokenizer decides."
+            f"vocab_size {config.vocab_size} is not that of {text.name}, {text.vocab_size}: leave it out, and the "
+            "tokenizer decides."
         )
     return TrainConfig.from_dict(config.to_dict() | {"vocab_size": text.vocab_size})
 
 
-def _settle(config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int) -> tuple[Setting, dict[str, str]]:
+def _settle(
+    config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int
+) -> tuple[Setting, dict[str, str]]:
     """What each `auto` becomes, with the rule that said so; a resumed run keeps what it had, for equal bits."""
     from gptlab.training import Setting
 
@@ -180,14 +202,14 @@ def _settle(config: TrainConfig, info: dict[str, Any], world_size: int, local_si
     device, reasons["device"] = hardware.resolve_device(config.device)
     dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config.n_embd)
     attention = "sdpa" if config.attention == "auto" else config.attention
-    reasons["attention"] = "torch's fused kernels, the rule of auto" if config.attention == "auto" else "as asked for"
+    reasons["attention"] = "auto: torch's fused kernels" if config.attention == "auto" else "as asked"
     threads = config.threads or hardware.default_threads(local_size)
-    reasons["threads"] = "as asked for" if config.threads else f"the cores over {local_size} processes on this machine"
+    reasons["threads"] = "as asked" if config.threads else f"the cores over {local_size} processes on this machine"
     micro = config.micro_batch_size
-    reasons["micro_batch_size"] = "as asked for"
+    reasons["micro_batch_size"] = "as asked"
     if not micro:
-        micro = costs.choose_micro_batch(config, hardware.available_bytes(device) // local_size)
-        reasons["micro_batch_size"] = "the largest that fits into memory and shares the batch evenly"
+        micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, local_size)
+        reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
     return Setting(device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads), reasons
 
 
@@ -205,7 +227,7 @@ def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) ->
     return device
 
 
-def _pids(rank: int, world_size: int, store: dist.Store | None) -> list[int]:
+def _pids(rank: int, world_size: int, store: Store | None) -> list[int]:
     """Process ids by rank, on the main rank; the others' lists are empty."""
     if store is None:
         return [os.getpid()]
@@ -215,14 +237,9 @@ def _pids(rank: int, world_size: int, store: dist.Store | None) -> list[int]:
 
 def _versions() -> dict[str, str]:
     """What this run was made with."""
-    import numpy
-    import torch
+    from importlib.metadata import version
 
-    from gptlab import __version__
-
-    return {
-        "gptlab": __version__, "python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
-    }  # fmt: skip
+    return {"python": platform.python_version()} | {name: version(name) for name in ("gptlab", "torch", "numpy")}
 
 
 if __name__ == "__main__":

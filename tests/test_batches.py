@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gptlab.batches import Batches, all_windows, fixed_windows, micro_batches, share, stream_seed, windows
 
 
-def make(order: str = "random", seed: int = 1, tokens: int = 1000, size: int = 6) -> Batches:
+def make(order: Any = "random", seed: int = 1, tokens: int = 1000, size: int = 6) -> Batches:
     return Batches(
-        np.arange(tokens, dtype=np.uint16), block_size=8, global_batch_size=size, order=order, seed=seed  # type: ignore[arg-type]
+        np.arange(tokens, dtype=np.uint16),
+        block_size=8,
+        global_batch_size=size,
+        order=order,
+        seed=seed,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
-from gptlab.model import GPT, KVCache, causal_attention_math, causal_attention_sdpa
+from gptlab.model import GPT, MLP, KVCache, causal_attention_math, causal_attention_sdpa
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 PUBLISHED = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
@@ -70,7 +70,9 @@ def test_padding_rows_can_be_neither_predicted_nor_moved() -> None:
     assert not model.wte.weight.grad[65:].any()  # type: ignore[index]
 
 
-@pytest.mark.parametrize("config", [SMALL, GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=65, bias=False)])
+@pytest.mark.parametrize(
+    "config", [SMALL, GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=65, bias=False)]
+)
 def test_fused_attention_equals_the_plain_twin(config: GPTConfig) -> None:
     fast, plain = GPT(config), GPT(config, attention="math")
     text = ids()
@@ -124,7 +126,7 @@ def test_left_out_targets_do_not_count() -> None:
 
 
 def test_gelu_is_the_tanh_approximation() -> None:
-    mlp = GPT(SMALL).h[0].mlp
+    mlp = MLP(SMALL)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)) * 30
     inner = mlp.c_fc(x)
     tanh = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))

@@ -73,7 +73,7 @@ def test_a_step_that_is_not_finite_moves_nothing() -> None:
     model, step = make()
     step(0)
     with torch.no_grad():
-        model.h[0].mlp.c_fc.weight[0, 0] = math.nan
+        model.get_parameter("h.0.mlp.c_fc.weight")[0, 0] = math.nan
     before = {name: p.clone() for name, p in model.named_parameters()}
     assert step(1).skipped
     assert all(torch.equal(p, before[name]) or name == "h.0.mlp.c_fc.weight" for name, p in model.named_parameters())

@@ -7,10 +7,10 @@
         loss.backward()
     replicas.finish()                 # each p.grad is now the sum over the world
 
-As torch's DistributedDataParallel (Li et al. 2020) it sums flat buckets, in the order in which backward fills them, while
-backward runs. It is our own for two reasons. DDP regroups its buckets after the first step, so a run that resumes sums in
-another order for one step, and from three processes on that changes bits: a killed run would not equal an unbroken one.
-And its ranks must all run backward, while here a process whose share is empty just takes part in the sums.
+As torch's DistributedDataParallel (Li et al. 2020) it sums flat buckets, in the order in which backward fills them,
+while backward runs. It is our own for two reasons. DDP regroups its buckets after the first step, so a run that resumes
+sums in another order for one step, and from three processes on that changes bits: a killed run would not equal an
+unbroken one. And its ranks must all run backward, while here a process whose share is empty just joins the sums.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ class World:
             dist.destroy_process_group()
 
 
-def connect(
-    rank: int, size: int, device: torch.device, store: dist.Store | None, *, shared_gpu: bool = False
-) -> World:
+def connect(rank: int, size: int, device: torch.device, store: Store | None, *, shared_gpu: bool = False) -> World:
     """Joins the world: NCCL where each process has a GPU of its own, gloo elsewhere.
 
     Args:

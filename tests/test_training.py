@@ -1,0 +1,152 @@
+"""The loop: what a run writes, that a resumed run equals an unbroken one, and what ends it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptlab import corpus
+from gptlab.batches import all_windows
+from gptlab.config import TrainConfig
+from gptlab.parallel.world import World
+from gptlab.runs import Run, RunWriter, create_run
+from gptlab.training import Setting, Trainer, human_line
+
+
+@pytest.fixture
+def config(tinytext: Path) -> TrainConfig:
+    return TrainConfig(
+        n_layer=2, n_head=2, n_embd=32, block_size=32, global_batch_size=4, max_iters=12, warmup_iters=3, eval_iters=2,
+        eval_interval=5, checkpoint_interval=4, log_interval=5, data=str(tinytext), tokenizer="char", dropout=0.1,
+    )  # fmt: skip
+
+
+def trainer(config: TrainConfig, run: Run, attempt: int, dtype: str = "float32") -> Trainer:
+    text = corpus.ensure(config.data, config.tokenizer)
+    setting = Setting(device="cpu", dtype=dtype, attention="sdpa", micro_batch_size=2, threads=torch.get_num_threads())
+    (run.path / "attempts" / f"{attempt:02d}").mkdir(parents=True)
+    return Trainer(
+        config.replace(vocab_size=text.vocab_size), setting, text, World(0, 1, torch.device("cpu")), run.path,
+        RunWriter(run.path, attempt), peak=None, pids=[0], say=lambda _: None,
+    )  # fmt: skip
+
+
+def start(config: TrainConfig, tmp_path: Path, name: str, dtype: str = "float32") -> tuple[Run, Trainer]:
+    run = create_run(config, name, tmp_path / "runs")
+    return run, trainer(config, run, 1, dtype)
+
+
+def column(run: Run, key: str = "loss") -> dict[int, Any]:
+    return {row["step"]: row[key] for row in run.metrics() if key in row}
+
+
+def test_a_run_leaves_its_record(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config, tmp_path, "a")
+    assert train.run() == "finished"
+    losses, result = column(run), run.result()
+    assert list(losses) == list(range(1, 13)) and losses[12] < losses[1]
+    assert set(column(run, "val_loss")) == {5, 10, 12}
+    assert [path.name for path in run.checkpoints()] == ["step-00000008", "step-00000012"]
+    assert result is not None and result["status"] == run.state == "finished"
+    row = run.metrics()[3]
+    wanted = {
+        "tokens",
+        "lr",
+        "grad_norm",
+        "step_s",
+        "tokens_per_s",
+        "mfu",
+        "peak_bytes",
+        "world_size",
+        "time_s",
+        "attempt",
+    }
+    assert wanted <= set(row) and row["tokens"] == 4 * 4 * 32 and row["mfu"] is None
+
+
+def test_val_loss_is_that_of_the_whole_split(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config, tmp_path, "a")
+    train.run()
+    tokens = torch.from_numpy(train.corpus.split("val").astype("int64"))
+    count = (len(tokens) - 1) // 32
+    ids, targets = tokens[: count * 32].view(count, 32), tokens[1 : count * 32 + 1].view(count, 32)
+    with torch.no_grad():
+        wanted = train.model.eval()(ids, targets).item()
+    result = run.result()
+    assert result is not None and result["val_loss"] == pytest.approx(wanted, abs=1e-5)
+    assert len(all_windows(train.corpus.split("val"), 32)) == count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(config: TrainConfig, tmp_path: Path, dtype: str) -> None:
+    whole, train = start(config, tmp_path, "whole", dtype)
+    train.run()
+    broken, first = start(config, tmp_path, "broken", dtype)
+    first.train_step.__class__  # noqa: B018
+    steps = 0
+
+    def die() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 7:
+            raise KeyboardInterrupt
+
+    first._heartbeat = lambda **_: die()  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    torch.rand(99)
+    second = trainer(config, broken, 2, dtype)
+    second.resume()
+    assert second.done == 4
+    second.run()
+    assert column(broken) == column(whole)
+    for a, b in zip(train.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert {row["attempt"] for row in broken.metrics()} == {1, 2}
+
+
+def test_evaluation_does_not_move_training(config: TrainConfig, tmp_path: Path) -> None:
+    one, train = start(config, tmp_path, "one")
+    train.run()
+    other, often = start(config.replace(eval_interval=1), tmp_path, "other")
+    often.run()
+    assert column(one) == column(other)
+
+
+def test_a_stop_leaves_a_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config, tmp_path, "a")
+    run.request_stop()
+    assert train.run() == "stopped"
+    assert run.state == "stopped" and len(column(run)) == 1
+    assert [path.name for path in run.checkpoints()] == ["step-00000001"]
+
+
+def test_steps_that_are_not_finite_end_the_run_with_its_last_good_checkpoint(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    run, train = start(config, tmp_path, "a")
+    step = train.train_step.__call__
+
+    def poisoned(n: int, *, stop: bool = False) -> Any:
+        if n == 6:
+            with torch.no_grad():
+                train.model.wte.weight[0, 0] = math.inf
+        return step(n, stop=stop)
+
+    train.train_step = poisoned  # type: ignore[assignment]
+    assert train.run() == "diverged"
+    assert run.state == "diverged" and [p.name for p in run.checkpoints()] == ["step-00000004"]
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row.get("skipped")] == [7, 8, 9, 10, 11]
+    assert rows[-1]["loss"] is None
+
+
+def test_the_line_says_what_nanogpt_says() -> None:
+    row = {"step": 10, "loss": 3.13214, "step_s": 0.29027, "mfu": 0.031, "lr": 6e-5, "time_s": 33.12}
+    assert human_line(row) == "iter 10: loss 3.1321, time 290.27ms, mfu 3.10%, lr 6.00e-05, total time 33.12s"
+    assert "mfu n/a" in human_line(row | {"mfu": None})
