@@ -1,0 +1,176 @@
+"""The table of runs as HTML: a real <table>, which is the legend of the curves too, and the bar of progress.
+
+Pure functions from rows (`Sweep.rows()`, or `run_rows` for a folder) to text. Every value is escaped: run
+directories are data, and a page would run what a name smuggles in.
+
+    >>> from gptlab.lab import tables
+    >>> tables.table(tables.run_rows(gptlab.runs.list_runs()), {})
+
+Left out on purpose: the table as numbers, which is `Sweep.table()`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gptlab.lab.figures import short, style
+from gptlab.runs import ACTIVE, Run
+
+_STYLE = """<style>
+.gptlab-table {border-collapse: collapse; width: 100%; font-size: 12px; line-height: 1.5;
+  font-variant-numeric: tabular-nums;
+  color: var(--jp-ui-font-color1, #24292e); font-family: var(--jp-ui-font-family, sans-serif)}
+.gptlab-table th, .gptlab-table td {padding: 2px 10px 2px 4px; text-align: right; white-space: nowrap; border: none}
+.gptlab-table th {font-weight: 600; border-bottom: 1px solid var(--jp-border-color1, #bbb); vertical-align: bottom}
+.gptlab-table tbody tr {border-bottom: 1px solid var(--jp-border-color2, #e4e4e4); background: transparent}
+.gptlab-table .text {text-align: left} .gptlab-table .why {white-space: normal}
+.gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
+.gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
+</style>"""
+
+
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Rows like a sweep's for any runs: shape, state, parameters, progress, last losses, speed."""
+    from gptlab import costs
+
+    rows = []
+    for run in runs:
+        error = run.error() if run.state == "failed" else None
+        reason = f"{error['type']}: {error['message']}" if error else None
+        rows.append(run.summary() | {"parameters": costs.parameters(run.config).total, "reason": reason})
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, int], *, names: bool = False) -> str:
+    """The rows as HTML.
+
+    Args:
+        rows: as `Sweep.rows()` gives them.
+        colours: by run name the place of its curve in the picture (`figures.style`); others have no line.
+        names: whether a column says the runs' names, where shapes alone do not tell them apart.
+    """
+    head = [("", "text")] + ([("run", "text")] if names else [])
+    head += [(name, "") for name in ("layers", "heads", "width", "parameters")] + [("state", "text")]
+    head += [(name, "") for name in ("step", "loss", "val. loss", "tokens/s", "MFU", "seconds")]
+    best = min((row["val_loss"] for row in rows if row.get("val_loss") is not None), default=None)
+    lines = [_row(row, colours.get(str(row["name"])), names, best) for row in rows]
+    titles = "".join(f'<th scope="col" class="{kind}">{title}</th>' for title, kind in head)
+    caption = '<caption style="display:none">Runs: shape, state, losses, speed</caption>'
+    return (
+        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table">{caption}<thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _row(row: Mapping[str, Any], colour: int | None, names: bool, best: float | None) -> str:
+    state, reason = str(row["state"]), row.get("reason")
+    cells = [f'<td class="text">{swatch(colour)}</td>']
+    if names:
+        cells.append(f'<td class="text">{html.escape(str(row["name"]))}</td>')
+    cells += [f"<td>{_text(row.get(field))}</td>" for field in ("n_layer", "n_head", "n_embd")]
+    cells.append(f"<td>{_text(row.get('parameters'), '{:,}')}</td>")
+    cells.append(f'<td class="text">{html.escape(state)}</td>')
+    if reason and not row.get("step"):
+        cells.append(f'<td class="text why" colspan="6">{html.escape(str(reason))}</td>')
+    else:
+        val_class = "best" if best is not None and row.get("val_loss") == best else ""
+        step = f"{row['step']} / {row['max_iters']}" if row.get("step") else ""
+        cells += [
+            f"<td>{step}</td>",
+            f"<td>{_text(row.get('loss'), '{:.3f}')}</td>",
+            f'<td class="{val_class}">{_text(row.get("val_loss"), "{:.3f}")}</td>',
+            f"<td>{_text(row.get('tokens_per_s'), '{:,.0f}')}</td>",
+            f"<td>{_text(row.get('mfu'), '{:.1%}')}</td>",
+            f"<td>{_text(row.get('seconds'), '{:.1f}')}</td>",
+        ]
+        if reason:
+            cells.append(f'<td class="text why">{html.escape(str(reason))}</td>')
+    kind = "bad" if state in ("failed", "diverged", "lost") else "off" if state in ("invalid", "waiting") else ""
+    return f'<tr class="{kind}">{"".join(cells)}</tr>'
+
+
+def _text(value: Any, form: str = "{}") -> str:
+    """A value in its form; what is not there is an empty cell."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    try:
+        return html.escape(form.format(value))
+    except (ValueError, TypeError):  # a file that someone wrote by hand
+        return html.escape(str(value))
+
+
+def swatch(index: int | None) -> str:
+    """A piece of a run's line, in its colour and dashes."""
+    if index is None:
+        return ""
+    colour, dashes = style(index)
+    pattern = f' stroke-dasharray="{" ".join(str(2 * dash) for dash in dashes)}"' if dashes else ""
+    return (
+        f'<svg width="34" height="8" aria-hidden="true" style="vertical-align:middle">'
+        f'<path d="M1 4H33" stroke="{colour}" stroke-width="2.5"{pattern}/></svg>'
+    )
+
+
+def work(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float | None]:
+    """How much of the rows' training is done, 0..1, and about how many seconds of it are left (None: not known yet).
+
+    A step counts with its parameters, so that large models at the end of a grid are not a surprise. Seconds are those
+    of training, one run after another.
+    """
+    total = done = seconds = 0.0
+    sizes = [row["parameters"] for row in rows if row.get("parameters")]
+    usual = sum(sizes) / len(sizes) if sizes else 1.0
+    for row in rows:
+        if row["state"] == "invalid" or not row.get("max_iters"):
+            continue
+        size = float(row.get("parameters") or usual)
+        steps = row.get("step") or 0
+        ended = row["state"] in ("finished", "diverged", "failed")
+        total += size * (steps if ended else row["max_iters"])
+        done += size * steps
+        seconds += row.get("seconds") or 0.0
+    if not total:
+        return 0.0, None
+    return done / total, (total - done) / done * seconds if done and seconds > 0.5 else None
+
+
+def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
+    """A bar with its meaning in words beside it."""
+    share, left = work(rows)
+    valid = [row for row in rows if row["state"] != "invalid"]
+    over = sum(row["state"] in ("finished", "diverged", "failed") for row in valid)
+    active = sum(row["state"] in ACTIVE for row in valid)
+    words = [f"{over} of {len(valid)} runs ended"] if valid else ["no runs yet"]
+    if active:
+        words.append(f"{active} training")
+    if (invalid := len(rows) - len(valid)) > 0:
+        words.append(f"{invalid} invalid")
+    if (running or active) and left is not None:
+        words.append(f"about {duration(left)} left")
+    said = ", ".join(words)
+    return (
+        '<div style="display:flex;align-items:center;gap:12px;font-size:12px;'
+        'font-family:var(--jp-ui-font-family,sans-serif)">'
+        f'<progress value="{share:.3f}" max="1" aria-label="{said}" style="flex:1;height:14px;'
+        f'accent-color:var(--jp-brand-color1,#0072b2)"></progress><span style="min-width:21em">{said}</span></div>'
+    )
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 2 h 5 min."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def count(value: float) -> str:
+    """A number of things in a sentence: 1,234 or 12.3M."""
+    return f"{value:,.0f}" if value < 1e5 else short(value)
