@@ -125,8 +125,8 @@ class Trainer:
             last = self.done == config.max_iters or step.stop
             if self.done % config.eval_interval == 0 and not last:
                 self._evaluate_fixed()
-            if last or self.done % config.checkpoint_interval == 0:
-                self.save()
+            if self.bad_steps == 0 and (last or self.done % config.checkpoint_interval == 0):
+                self.save()  # never amid steps that are not finite: their weights may be the cause
             if step.stop:
                 break
         return self._finish(status, {})

@@ -149,6 +149,7 @@ def _prepare(
     run = Run(path)
     config, info = run.config, run.info
     text = corpus.ensure(config.data, config.tokenizer)
+    text.check_length(config.block_size)
     config = _with_vocabulary(config, text, info)
     setting, reasons = _settle(config, info, world_size, local_size)
     torch.set_num_threads(setting.threads)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+# Threads that wait for each other spin: on a busy machine small models are many times slower with two than with one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

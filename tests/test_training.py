@@ -87,7 +87,6 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(config: TrainConfig, tm
     whole, train = start(config, tmp_path, "whole", dtype)
     train.run()
     broken, first = start(config, tmp_path, "broken", dtype)
-    first.train_step.__class__  # noqa: B018
     steps = 0
 
     def die() -> None:
