@@ -1,0 +1,358 @@
+"""What a config asks for: parameters, FLOPs, bytes and time. Arithmetic alone: a notebook can ask while a slider moves.
+
+    >>> from gptlab.config import preset
+    >>> from gptlab.costs import parameters
+    >>> parameters(preset("gpt2")).total
+    124439808
+
+FLOPs are counted as torch's FlopCounterMode counts them (a multiply and an add are two), attention over the whole T x T
+square although it is causal (Chowdhery et al. 2022, appendix B): it is the convention of every published MFU.
+
+Left out on purpose: what the machine offers (`hardware.py`), communication between processes, and the time of starting
+small operations: a prediction for a model below some million parameters is a floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+
+USABLE_MEMORY = 0.9
+"""Share of a memory that a run may plan with; the rest is the system's, the interpreter's and the allocator's gaps."""
+ACTIVATION_SHARE = 0.5
+"""Share of what the training state leaves free that a chosen micro-batch may fill: several runs share a machine."""
+MICRO_BATCH_TOKENS = 8192
+"""Most tokens of a micro-batch that is chosen here. The products of a step are as fast at 2,048 rows as at more
+(`hardware.py` measures with so many), so more only costs memory."""
+MICRO_BATCH_RULE = (
+    "the largest that divides a process's share of the global batch evenly, with at most "
+    f"{MICRO_BATCH_TOKENS} tokens and {ACTIVATION_SHARE:.0%} of the memory that the training state leaves"
+)
+"""How `choose_micro_batch` chooses, in words for run.json."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of a GPT by group. The head is tied to the token embedding, so it has none of its own."""
+
+    token_embedding: int
+    """V x C, without padding rows."""
+    position_embedding: int
+    """T x C."""
+    attention: int
+    """c_attn and c_proj of all blocks, with biases."""
+    mlp: int
+    """c_fc and c_proj of all blocks, with biases."""
+    layer_norm: int
+    """Gains and biases of 2 L + 1 LayerNorms."""
+    padding: int
+    """Embedding rows past the vocabulary times C: allocated, never read; not part of the total."""
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """The groups that sum to the total."""
+        names = ("token_embedding", "position_embedding", "attention", "mlp", "layer_norm")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def total(self) -> int:
+        """All parameters of the model as published."""
+        return sum(self.groups.values())
+
+    @property
+    def non_embedding(self) -> int:
+        """Without both embeddings: N of Kaplan et al. (2020)."""
+        return self.total - self.token_embedding - self.position_embedding
+
+    @property
+    def allocated(self) -> int:
+        """Numbers that the weights really hold: the total and the padding."""
+        return self.total + self.padding
+
+
+def parameters(config: GPTConfig) -> Parameters:
+    """Parameters by group, exactly as `model.py` allocates them."""
+    L, C, b = config.n_layer, config.n_embd, int(config.bias)
+    return Parameters(
+        token_embedding=config.vocab_size * C,
+        position_embedding=config.block_size * C,
+        attention=L * (C * 3 * C + C * C + b * (3 * C + C)),
+        mlp=L * (C * 4 * C + 4 * C * C + b * (4 * C + C)),
+        layer_norm=(2 * L + 1) * C * (1 + b),
+        padding=(config.padded_vocab_size - config.vocab_size) * C,
+    )
+
+
+def matmul_parameters(config: GPTConfig) -> int:
+    """Weights that every token is multiplied with: 12 L C^2 and the head with its padding; no biases, no lookups."""
+    return 12 * config.n_layer * config.n_embd**2 + config.padded_vocab_size * config.n_embd
+
+
+def attention_flops_per_token(config: GPTConfig) -> int:
+    """FLOPs a token of q k^T and of weights times v, both ways: 12 L T C (Chowdhery et al. 2022, appendix B)."""
+    return 12 * config.n_layer * config.block_size * config.n_embd
+
+
+def flops_per_token(config: GPTConfig) -> int:
+    """FLOPs of one training step (forward and backward) a token, at full context.
+
+    A weight takes a multiply and an add in the forward pass and twice that in the backward pass, hence 6 a weight
+    (Kaplan et al. 2020, section 2.1); attention comes on top.
+    """
+    return 6 * matmul_parameters(config) + attention_flops_per_token(config)
+
+
+def mfu(config: GPTConfig, tokens_per_s: float, peak_flops: float | None) -> float | None:
+    """Model FLOPs utilisation, 0..1: what the tokens need over what the devices could do; None where that is unknown.
+
+    Args:
+        tokens_per_s: of all processes together.
+        peak_flops: of all *distinct* devices together (`hardware.total_peak`), FLOP/s.
+    """
+    return tokens_per_s * flops_per_token(config) / peak_flops if peak_flops else None
+
+
+def state_bytes(config: GPTConfig) -> int:
+    """Training state of one process: weight, gradient and AdamW's two moments, float32 each, so 16 bytes a number."""
+    return 16 * parameters(config).allocated
+
+
+def activation_bytes(
+    config: GPTConfig, micro_batch_size: int, dtype: str = "float32", *, attention: str = "sdpa", device: str = "cpu"
+) -> int:
+    """What autograd keeps between the forward and the backward pass of one micro-batch, in bytes.
+
+    With s bytes a number (4, or 2 under bfloat16 autocast), of each block and token:
+
+    | kept for the backward of | bytes                                                              |
+    |--------------------------|--------------------------------------------------------------------|
+    | both LayerNorms          | their inputs, float32: 2 x 4 C, and mean and deviation, 4 x 4      |
+    | c_attn, c_fc             | their inputs: 2 x s C                                              |
+    | attention                | q, k, v: 3 s C; output, which c_proj keeps too: s C                |
+    | ... fused                | the log-sum of the scores: 4 H                                     |
+    | ... written out          | its weights: s H T; with dropout also the mask and the result      |
+    | GELU, second c_proj      | their inputs: 2 x s 4 C                                            |
+    | dropout, when on         | masks: 2 s C on a CPU, a byte instead of s elsewhere               |
+
+    then the last LayerNorm's input and output and the log-softmax of the logits, 4 V. Under autocast the cast weights
+    are kept as well, once a micro-batch. With dropout torch's `sdpa` on a CPU is written out too, in float32.
+    """
+    L, C, H, T = config.n_layer, config.n_embd, config.n_head, config.block_size
+    s = _width(dtype)
+    mask = 0 if not config.dropout else s if device == "cpu" else 1
+    block = 8 * C + 16 + 2 * s * C + s * C + 8 * s * C + 2 * mask * C
+    if attention == "math" or (config.dropout and device == "cpu"):
+        a = s if attention == "math" else 4
+        block += 3 * a * C + a * H * T * (3 if config.dropout else 1)
+    else:
+        block += 3 * s * C + 4 * H
+    embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
+    token = L * block + 4 * C + 8 + s * C + 4 * config.vocab_size + embedding_mask
+    casts = 2 * matmul_parameters(config) if s == 2 else 0
+    return micro_batch_size * T * token + casts
+
+
+def peak_bytes(
+    config: GPTConfig, micro_batch_size: int, dtype: str = "float32", nproc: int = 1, *, attention: str = "sdpa",
+    device: str = "cpu",
+) -> int:  # fmt: skip
+    """Most bytes that one process holds at once: at the start of the backward pass, beside the interpreter itself.
+
+    State, activations, and what the backward pass works with at its start: two more float32 copies of the logits (the
+    gradients of the loss and of the log-softmax, which live together for a moment), or in the last MLP the gradients of
+    the residual and of both sides of GELU, whichever is more. Several processes hold gradients twice, in DDP's buckets.
+    """
+    C, s = config.n_embd, _width(dtype)
+    work = micro_batch_size * config.block_size * max(8 * config.vocab_size, 4 * C + 8 * s * C)
+    buckets = 4 * parameters(config).allocated if nproc > 1 else 0
+    kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
+    return state_bytes(config) + kept + work + buckets
+
+
+def _width(dtype: str) -> int:
+    """Bytes of a number that a product takes."""
+    return 2 if dtype in ("bfloat16", "float16") else 4
+
+
+def _peak(config: TrainConfig, size: int, dtype: str, device: str) -> int:
+    """`peak_bytes` with the attention that the config asks for."""
+    attention = "math" if config.attention == "math" else "sdpa"
+    return peak_bytes(config, size, dtype, config.nproc, attention=attention, device=device)
+
+
+def choose_micro_batch(
+    config: TrainConfig, available_bytes: int, dtype: str = "float32", sharing: int = 1, device: str = "cpu"
+) -> int:
+    """The micro-batch size that `micro_batch_size 0` becomes; a size that the user gave is returned as it is.
+
+    `MICRO_BATCH_RULE` in words. Where a share has no good divisor (a prime, say), it is cut into as few near-equal
+    micro-batches as fit. At least 1: whether that fits is `check_fits`' question.
+
+    Args:
+        available_bytes: memory of the device, or of the machine for CPUs.
+        sharing: processes that share this memory.
+    """
+    if config.micro_batch_size:
+        return config.micro_batch_size
+    share = -(-config.global_batch_size // config.nproc)
+    fixed = _peak(config, 0, dtype, device)
+    sequence = _peak(config, 1, dtype, device) - fixed
+    free = (USABLE_MEMORY * available_bytes / sharing - fixed) * ACTIVATION_SHARE
+    most = max(1, min(share, int(free // sequence), MICRO_BATCH_TOKENS // config.block_size))
+    divisor = max(size for size in range(1, most + 1) if share % size == 0)
+    if 2 * divisor > most:
+        return divisor
+    pieces = -(-share // most)
+    return -(-share // pieces)
+
+
+def check_fits(
+    config: TrainConfig, available_bytes: int, dtype: str = "float32", sharing: int = 1, device: str = "cpu"
+) -> None:
+    """Refuses what the memory cannot hold.
+
+    Args:
+        available_bytes: memory of the device, or of the machine for CPUs.
+        sharing: processes that share this memory.
+
+    Raises:
+        ConfigError: with the figures, and the largest preset that would fit.
+    """
+    usable = USABLE_MEMORY * available_bytes
+    size = max(1, config.micro_batch_size)
+    wanted = sharing * _peak(config, size, dtype, device)
+    if wanted <= usable:
+        return
+    state = sharing * state_bytes(config)
+    processes = f" in {sharing} processes" if sharing > 1 else ""
+    mend = "choose a smaller n_layer or n_embd"
+    if size > 1 and sharing * _peak(config, 1, dtype, device) <= usable:
+        mend = "choose a smaller micro_batch_size"
+    else:
+        fitting = [name for name in PRESETS if sharing * _peak(preset(name), 1, dtype, device) <= usable]
+        if fitting and parameters(preset(fitting[-1])).total < parameters(config).total:
+            mend = f"choose a smaller preset, {fitting[-1]} at most"
+    shape = f"{config.n_layer} layers of width {config.n_embd}, {parameters(config).total / 1e6:,.1f}M parameters"
+    many = f"{size} sequence{'s' if size > 1 else ''} at a time"
+    raise ConfigError(
+        f"This GPT ({shape}) wants {state / 1e9:.1f} GB of training state{processes} and "
+        f"{(wanted - state) / 1e9:.1f} GB to work on {many}; {usable / 1e9:.1f} GB of the {available_bytes / 1e9:.1f} GB "
+        f"of memory here can be used: {mend}."
+    )
+
+
+def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
+    """Bytes that the operations between the matrix products read and write, forward and backward, a token.
+
+    Each operation counts once for every tensor it reads or writes; what products and attention move is part of their
+    measured rates. In units of C numbers, forward then backward:
+
+    - LayerNorm: reads 1, writes 1; reads gradient and input, writes 1 (twice a block, once at the end); float32
+    - residual sum: reads 2, writes 1; the two gradients are added: reads 2, writes 1 (twice a block); float32
+    - GELU: reads 4, writes 4; reads gradient and input, 8, writes 4
+    - bias gradients: read 9; the gradients of q, k and v are laid side by side: reads 3, writes 3
+    - under autocast, casts of what a product takes from float32 and back: 3 x (4 + 2) bytes forward, as much backward
+    - loss: log-softmax reads V, writes V; its gradient writes V (of the targets), reads 2 V, writes V; float32.
+      The crop to V is undone by a copy: reads V, writes V
+    """
+    C, V, s = config.n_embd, config.vocab_size, _width(dtype)
+    block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * C * (8 + 12 + 9 + 6)
+    if s == 2:
+        block += 2 * 3 * (4 + 2) * C
+    return config.n_layer * block + 4 * C * (2 + 3) + 4 * V * 8
+
+
+def update_bytes(config: GPTConfig) -> int:
+    """Bytes that the end of a step moves: AdamW reads weight, gradient and two moments and writes three of them (28
+    bytes a number), the norm reads the gradient (4), clipping reads and writes it (8)."""
+    return 40 * parameters(config).allocated
+
+
+def step_seconds(
+    config: TrainConfig, matmul_flops: float, attention_flops: float, bytes_per_s: float, *, micro_batch_size: int,
+    dtype: str = "float32", devices: int = 1,
+) -> float:  # fmt: skip
+    """Predicted seconds of an optimizer step: a roofline without overlap (Williams et al. 2009).
+
+    Products at their measured rate, attention at its own, everything between at the speed of memory. Nothing is counted
+    for communication or for starting an operation, so it is a floor, close for models whose operations are long.
+
+    Args:
+        matmul_flops, attention_flops, bytes_per_s: measured rates of one device (`hardware.Rates`).
+        micro_batch_size: weights are cast and gradients added to once for each.
+        devices: distinct devices that share the global batch.
+    """
+    tokens = config.global_batch_size * config.block_size / devices
+    micro_batches = -(-config.global_batch_size // (micro_batch_size * devices))
+    weights = parameters(config).allocated
+    # Casts read 4 and write 2, and the gradients' casts back read 2 and write 4.
+    casts = micro_batches * 12 * matmul_parameters(config) if _width(dtype) == 2 else 0
+    moved = tokens * traffic_bytes_per_token(config, dtype) + update_bytes(config) + casts
+    moved += (micro_batches - 1) * 12 * weights  # from the second on, gradients are added: two reads and a write
+    return (
+        tokens * 6 * matmul_parameters(config) / matmul_flops
+        + tokens * attention_flops_per_token(config) / attention_flops
+        + moved / bytes_per_s
+    )
+
+
+def cost(config: TrainConfig) -> dict[str, Any]:
+    """Everything that `gptlab cost` prints, as plain values. Looks at the machine, measures nothing, imports no torch.
+
+    What is not known here is None: the peak and the predicted time until they were measured once (`hardware.rates`).
+    """
+    from gptlab import hardware
+
+    count = parameters(config)
+    kind = hardware.likely_device(config.device)
+    dtype, dtype_reason = hardware.resolve_dtype(config.dtype, kind, config.n_embd)
+    devices = hardware.distinct_devices(kind, config.nproc)
+    sharing = -(-config.nproc // devices)
+    memory = hardware.device_memory(kind)
+    size = choose_micro_batch(config, memory, dtype, sharing, kind)
+    try:
+        check_fits(config, memory, dtype, sharing, kind)
+        refusal = None
+    except ConfigError as error:
+        refusal = str(error)
+    peak = hardware.peak(kind, dtype, measure=False)
+    rates = hardware.rates(kind, dtype, measure=False)
+    tokens = config.global_batch_size * config.block_size
+    flops = flops_per_token(config)
+    seconds = None
+    if rates is not None:
+        seconds = step_seconds(
+            config, rates.matmul_flops, rates.attention_flops, rates.bytes_per_s,
+            micro_batch_size=size, dtype=dtype, devices=devices,
+        )  # fmt: skip
+    return {
+        "parameters": count.total,
+        "non_embedding_parameters": count.non_embedding,
+        "parameter_groups": count.groups,
+        "padding_parameters": count.padding,
+        "vocab_size": config.vocab_size or None,
+        "flops_per_token": flops,
+        "flops_per_token_kaplan": 6 * count.non_embedding,  # 6 N without embeddings: Kaplan et al. 2020
+        "flops_per_token_chinchilla": 6 * count.total,  # 6 N with all parameters: Hoffmann et al. 2022, section 3.3
+        "tokens_per_step": tokens,
+        "flops_per_step": tokens * flops,
+        "tokens": tokens * config.max_iters,
+        "flops": tokens * flops * config.max_iters,
+        "device": kind,
+        "devices": devices,
+        "dtype": dtype,
+        "dtype_reason": dtype_reason,
+        "micro_batch_size": size,
+        "state_bytes": state_bytes(config),
+        "peak_bytes": _peak(config, size, dtype, kind),
+        "memory_bytes": memory,
+        "fits": refusal is None,
+        "refusal": refusal,
+        "peak_flops": peak.flops * devices if peak else None,
+        "peak_source": peak.source if peak else None,
+        "predicted_step_s": seconds,
+        "predicted_s": seconds * config.max_iters if seconds else None,
+        "predicted_mfu": mfu(config, tokens / seconds, peak.flops * devices) if seconds and peak else None,
+    }
