@@ -1,0 +1,133 @@
+"""The command `gptlab`: its subcommands and their flags.
+
+    gptlab train --preset tiny --max-iters 200 --name first
+
+Only what a subcommand needs is imported: `gptlab cost` and `gptlab runs` answer at once. The user's mistakes are one
+sentence and exit code 2. Left out on purpose: what the subcommands do (`commands.py`), how flags follow from the config
+(`flags.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gptlab.config import ConfigError, did_you_mean
+from gptlab.flags import Parser, add_fields
+
+
+def _place(parser: Parser, *, name: str | None = None) -> None:
+    """Where runs are written, and the form for scripts."""
+    if name:
+        parser.add_argument("--name", help=name)
+    parser.add_argument("--runs-dir", metavar="FOLDER", help="where runs are kept [GPTLAB_RUNS, or runs]")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _train(parser: Parser) -> None:
+    _place(parser, name="the run's name; one is made up without")
+    parser.add_argument(
+        "--resume", metavar="NAME", help="go on with a run from its newest checkpoint, with its own settings"
+    )
+    add_fields(parser)
+
+
+def _sample(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's name or folder")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from")
+    parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="the most tokens to add [200]")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="X", help="0 takes the most likely token [0.8]"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N most likely; 0 from all [0]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed draws the same text [0]")
+    _place(parser)
+
+
+def _sweep(parser: Parser) -> None:
+    _place(parser, name="the sweep's name; started again under it, a sweep goes on")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
+    add_fields(parser, several=True)
+
+
+def _runs(parser: Parser) -> None:
+    parser.add_argument("action", nargs="?", default="list", metavar="list|show|stop|rm", help="what to do [list]")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to show, stop or remove")
+    _place(parser)
+
+
+def _data(parser: Parser) -> None:
+    parser.add_argument("action", nargs="?", default="list", metavar="list|prepare", help="what to do [list]")
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="pysrc, shakespeare, a text file or a folder")
+    parser.add_argument("--tokenizer", default="byte", metavar="byte|char|gpt2", help="how text becomes ids [byte]")
+    parser.add_argument("--out", metavar="FOLDER", help="where to write it [the user's cache]")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _cost(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure this machine first, where its speed is not known yet"
+    )
+    add_fields(parser)
+
+
+def _doctor(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
+    "train": ("Start a run, print its lines, and wait for its end. Ctrl-C stops it with a checkpoint.", _train),
+    "sample": ("Let a run's newest checkpoint continue a text.", _sample),
+    "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
+    "runs": ("List runs; show, stop or remove some.", _runs),
+    "data": ("List prepared corpora, or prepare one.", _data),
+    "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),
+    "doctor": ("What this machine offers, and what is missing.", _doctor),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code: 0 done, 1 the run failed, 2 the user's mistake, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `gptlab runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def _main(words: list[str]) -> int:
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print("usage: gptlab COMMAND [flags]\n")
+        for command, (text, _) in COMMANDS.items():
+            print(f"  {command:8} {text}")
+        print("\n`gptlab COMMAND --help` lists a command's flags.")
+        return 0
+    if name in ("-V", "--version", "version"):
+        from gptlab import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        raise ConfigError(f"There is no command {name!r}{did_you_mean(name, COMMANDS)}: see `gptlab --help`.")
+    text, build = COMMANDS[name]
+    parser = Parser(f"gptlab {name}", text)
+    build(parser)
+    arguments = parser.parse(words[1:])
+    from gptlab import commands
+
+    run: Callable[[argparse.Namespace], int] = getattr(commands, name)
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""What the subcommands of `gptlab` do, each a function from parsed arguments to an exit code.
+
+    >>> from gptlab.cli import main
+    >>> main(["cost", "--preset", "gpt2"])
+
+Left out on purpose: flags (`cli.py`, `flags.py`), following a run (`following.py`), words for people (`wording.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import sys
+import time
+from typing import Any
+
+from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.flags import config_of, field_value, given_fields
+from gptlab.following import follow, progress_bar, term_interrupts
+from gptlab.runs import Run, list_runs
+from gptlab.wording import cost_lines, doctor_lines, end_line, print_table, show_lines, sweep_columns
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Starts a run, or goes on with one, and waits for it."""
+    from gptlab import launcher
+
+    given = given_fields(arguments)
+    before = 0
+    if arguments.resume is not None:
+        extra = [*given, *(name for name in ("preset", "name") if getattr(arguments, name))]
+        if extra:
+            raise ConfigError(
+                f"--resume goes on with the run's own settings: leave out --{extra[0].replace('_', '-')}."
+            )
+        before = len(Run.open(arguments.resume, arguments.runs_dir).attempts())
+        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir)
+    else:
+        config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
+        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
+    result = follow(handle, print_lines=not arguments.json, attempts_before=before)
+    if arguments.json:
+        print(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
+    ended_well = result["status"] in ("finished", "stopped")
+    if not arguments.json or not ended_well:
+        print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
+    return 0 if ended_well else 1
+
+
+def sample(arguments: argparse.Namespace) -> int:
+    """Prints the prompt and what the model makes of it, as it comes."""
+    run = Run.open(arguments.run, arguments.runs_dir)
+    from gptlab import sampling
+
+    pieces = sampling.sample(
+        run,
+        arguments.prompt,
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+    )
+    if arguments.json:
+        print(json.dumps({"run": run.name, "prompt": arguments.prompt, "text": "".join(pieces)}, indent=1))
+        return 0
+    print(arguments.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """Runs a grid and shows its table while it grows."""
+    from gptlab import sweeps
+
+    values = {
+        name: list(dict.fromkeys(field_value(name, text) for text in texts))
+        for name, texts in given_fields(arguments).items()
+    }
+    grid = {name: several for name, several in values.items() if len(several) > 1}
+    base = _base(values, arguments.preset)
+    grid = grid or {"n_layer": [base.n_layer]}
+    name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
+    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once)
+    live = sys.stdout.isatty() and not arguments.json
+    with term_interrupts():
+        try:
+            _watch_sweep(begun, live, silent=arguments.json)
+        except KeyboardInterrupt:
+            begun.stop()
+            print("stopping the runs after this step; once more ends them at once", file=sys.stderr)
+            _watch_sweep(begun, live, silent=arguments.json)
+    rows = begun.rows()
+    if arguments.json:
+        print(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
+    else:
+        if not live:
+            print_table(sweep_columns(rows), rows)
+        print(f"table in {begun.csv_path}, runs beside it")
+    return 1 if any(row["state"] in ("failed", "diverged", "lost") for row in rows) else 0
+
+
+def _base(values: dict[str, list[Any]], preset: str | None) -> TrainConfig:
+    """The first combination that is a config; what the others change is the grid's. Without one, the first's mistake."""
+    mistake = None
+    for combination in itertools.product(*values.values()):
+        try:
+            return config_of(dict(zip(values, combination, strict=True)), preset)
+        except ConfigError as error:
+            mistake = mistake or error
+    assert mistake is not None  # without values there is one combination
+    raise mistake
+
+
+def _watch_sweep(begun: Any, live: bool, *, silent: bool) -> None:
+    """Until its queue is empty: a table that is drawn anew, or a line whenever a run has changed its state."""
+    if live:
+        from rich.live import Live
+
+        from gptlab.wording import table
+
+        with Live(refresh_per_second=2) as screen:
+            ended = False
+            while not ended:
+                ended = begun.wait(0.5)
+                rows = begun.rows()
+                screen.update(table(sweep_columns(rows), rows))
+        return
+    told: dict[str, str] = {}
+    ended = False
+    while not ended:
+        ended = begun.wait(0.5)
+        for row in begun.rows():
+            if told.get(row["name"]) != row["state"] and not silent and row["state"] != "waiting":
+                told[row["name"]] = row["state"]
+                loss = f", val loss {row['val_loss']:.4f}" if row["val_loss"] is not None else ""
+                print(
+                    f"{row['name']}: {row['state']}{loss}" + (f": {row['reason']}" if row["reason"] else ""), flush=True
+                )
+
+
+def runs(arguments: argparse.Namespace) -> int:
+    """Lists, shows, stops or removes runs."""
+    actions = ("list", "show", "stop", "rm")
+    action = arguments.action
+    if action not in actions:
+        raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose list, show, stop or rm.")
+    if action == "list":
+        rows = [_summary(run) for run in list_runs(arguments.runs_dir)]
+        if arguments.json:
+            print(json.dumps(rows, indent=1))
+        elif rows:
+            print_table(list(rows[0]), rows)
+        else:
+            print("no runs yet: `gptlab train --preset tiny` starts one")
+        return 0
+    if not arguments.names:
+        raise ConfigError(f"`gptlab runs {action}` needs a run's name: `gptlab runs` lists them.")
+    found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
+    for run in found:
+        if action == "show":
+            record = {"summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result()}
+            print(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
+        elif action == "stop":
+            if not run.is_active:
+                raise ConfigError(f"The run {run.name!r} is {run.state}: there is nothing to stop.")
+            run.request_stop()
+            print(f"{run.name} stops after the step it is taking")
+        else:
+            if run.is_active:
+                raise ConfigError(
+                    f"The run {run.name!r} is {run.state}: stop it first with `gptlab runs stop {run.name}`."
+                )
+            shutil.rmtree(run.path)
+            print(f"{run.name} is removed")
+    return 0
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """The run's row; one that another version wrote, and this one cannot read, is listed by name and state."""
+    try:
+        return run.summary()
+    except (ConfigError, KeyError, TypeError):
+        return {"name": run.name, "state": run.state}
+
+
+def data(arguments: argparse.Namespace) -> int:
+    """Lists prepared corpora, or prepares one."""
+    from gptlab import corpus
+
+    actions = ("list", "prepare")
+    if arguments.action not in actions:
+        hint = did_you_mean(arguments.action, actions)
+        raise ConfigError(f"data cannot {arguments.action!r}{hint}: choose list or prepare.")
+    if arguments.action == "list":
+        rows = [_corpus_row(found) for found in corpus.list_corpora()]
+        if arguments.json:
+            print(json.dumps(rows, indent=1))
+        elif rows:
+            print_table(list(rows[0]), rows)
+        else:
+            print("no corpora yet: `gptlab data prepare pysrc` makes one")
+        return 0
+    if arguments.source is None:
+        raise ConfigError("`gptlab data prepare` needs a source: pysrc, shakespeare, a text file or a folder.")
+    from pathlib import Path
+
+    with progress_bar() as show:
+        out = Path(arguments.out) if arguments.out else None
+        made = corpus.prepare(arguments.source, arguments.tokenizer, out=out, progress=show)
+    row = _corpus_row(made)
+    if arguments.json:
+        print(json.dumps(row, indent=1))
+    else:
+        parts = f"{row['train_tokens']:,} tokens to train on and {row['val_tokens']:,} to validate"
+        print(f"{made.name}: {parts}, vocabulary {row['vocab_size']:,}, in {made.path}")
+    return 0
+
+
+def _corpus_row(found: Any) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "tokenizer": found.meta["tokenizer"]["name"],
+        "vocab_size": found.vocab_size,
+        "train_tokens": len(found.split("train")),
+        "val_tokens": len(found.split("val")),
+        "path": str(found.path),
+    }
+
+
+def cost(arguments: argparse.Namespace) -> int:
+    """Prints what a config asks for."""
+    from gptlab import costs, hardware
+
+    given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
+    config = config_of(given, arguments.preset)
+    if not config.vocab_size:
+        from gptlab import corpus
+
+        if found := corpus.find(config.data, config.tokenizer):
+            config = config.replace(vocab_size=found.vocab_size)
+    if arguments.measure:
+        kind, _ = hardware.resolve_device(config.device)
+        hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config.n_embd)[0], measure=True)
+    record = costs.cost(config)
+    print(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Prints what the machine offers and what is missing."""
+    from gptlab import hardware
+
+    record = hardware.report()
+    print(json.dumps(record, indent=1) if arguments.json else "\n".join(doctor_lines(record)))
+    return 0

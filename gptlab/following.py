@@ -1,0 +1,131 @@
+"""Following a run from a terminal: its lines as they come, a bar while its text is prepared, a stop on Ctrl-C.
+
+    >>> from gptlab.following import follow  # doctest: +SKIP
+    >>> follow(gptlab.launch(config), print_lines=True)["status"]
+
+Everything is read from the run directory. Left out on purpose: starting runs (`launcher/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from gptlab.runs import Run, is_locked
+
+POLL_S = 0.1
+"""Seconds between two looks."""
+
+
+class Handle(Protocol):
+    """What following needs of a started run."""
+
+    @property
+    def run(self) -> Run: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> dict[str, Any]: ...
+
+
+def follow(handle: Handle, *, print_lines: bool, attempts_before: int = 0) -> dict[str, Any]:
+    """Waits for a run's end and prints what its first rank prints. Returns the final record.
+
+    An interrupt (Ctrl-C, or the signal TERM) asks for a stop, with a checkpoint; a second one ends them at once.
+
+    Args:
+        attempts_before: attempts of earlier starts, whose lines were printed then.
+    """
+    lines = _Lines(handle.run, attempts_before) if print_lines else None
+    with term_interrupts():
+        try:
+            _watch(handle.run, lines)
+        except KeyboardInterrupt:
+            handle.stop()
+            print("stopping after this step; once more ends it at once", file=sys.stderr)
+            try:
+                _watch(handle.run, lines)
+            except KeyboardInterrupt:
+                handle.kill()
+        return handle.wait(timeout=30)
+
+
+def _watch(run: Run, lines: _Lines | None) -> None:
+    """Until the run's lock is free."""
+    with progress_bar() as show:
+        while is_locked(run.path):
+            status = run.status()
+            if status.get("state") == "preparing" and "progress" in status:
+                show(status["progress"], str(status.get("message", "")))
+            elif lines is not None:
+                lines.print_new()
+            time.sleep(POLL_S)
+    if lines is not None:
+        lines.print_new()
+
+
+class _Lines:
+    """What rank 0 printed, attempt after attempt, as far as it was not printed yet."""
+
+    def __init__(self, run: Run, skip: int) -> None:
+        self.run, self.skip = run, skip
+        self.read: dict[Path, int] = {}
+
+    def print_new(self) -> None:
+        for count, folder in enumerate(self.run.attempts()[self.skip :]):
+            if folder not in self.read:
+                self.read[folder] = 0
+                if count:
+                    print(f"attempt {int(folder.name)}", flush=True)
+            with contextlib.suppress(FileNotFoundError), open(folder / "rank-0.out", "rb") as file:
+                file.seek(self.read[folder])
+                new = file.read()
+                whole = new[: new.rfind(b"\n") + 1]
+                self.read[folder] += len(whole)
+                sys.stdout.write(whole.decode(errors="replace"))
+                sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[float, str], None]]:
+    """A function that shows a share (0..1) and what is done, as a bar on stderr where that is a terminal."""
+    shown: Any = None
+
+    def show(share: float, text: str) -> None:
+        nonlocal shown
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        if shown is None:
+            shown = Progress(console=Console(stderr=True), transient=True)
+            shown.start()
+            shown.add_task(text, total=1.0)
+        shown.update(shown.task_ids[0], completed=share, description=text)
+        if share >= 1:
+            shown.stop()
+
+    try:
+        yield show
+    finally:
+        if shown is not None:
+            shown.stop()
+
+
+@contextlib.contextmanager
+def term_interrupts() -> Iterator[None]:
+    """The signal TERM acts as Ctrl-C does, so that who ends the command politely gets a checkpoint as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
