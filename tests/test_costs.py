@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -136,13 +137,14 @@ def test_mfu_is_null_where_the_peak_is_unknown() -> None:
 
 def test_predicted_time_follows_the_rates() -> None:
     config = TrainConfig()
-    fast = costs.step_seconds(config, 1e12, 1e12, 1e12, micro_batch_size=12)
-    slow = costs.step_seconds(config, 1e11, 1e11, 1e11, micro_batch_size=12)
+    quick, lame = peaks.Rates(*[1e12] * 5), peaks.Rates(*[1e11] * 5)
+    fast = costs.step_seconds(config, quick, micro_batch_size=12)
+    slow = costs.step_seconds(config, lame, micro_batch_size=12)
     assert slow == pytest.approx(10 * fast)
     tokens = config.global_batch_size * config.block_size
     assert fast > tokens * costs.flops_per_token(config) / 1e12  # the traffic comes on top
-    assert costs.step_seconds(config, 1e12, 1e12, 1e12, micro_batch_size=6, devices=2) < fast
-    assert costs.step_seconds(config, 1e12, 1e12, 1e12, micro_batch_size=1) > fast  # gradients are added twelve times
+    assert costs.step_seconds(config, quick, micro_batch_size=6, devices=2) < fast
+    assert costs.step_seconds(config, quick, micro_batch_size=1) > fast  # gradients are added twelve times
 
 
 def test_cost_is_plain_and_predicts_once_rates_are_known() -> None:
@@ -152,7 +154,7 @@ def test_cost_is_plain_and_predicts_once_rates_are_known() -> None:
     assert before["parameters"] == 124439808
     assert before["padding_parameters"] == (50304 - 50257) * 768
     assert before["predicted_step_s"] is None and before["peak_flops"] is None
-    entry = {"peak_flops": 4e11, "matmul_flops": 3e11, "attention_flops": 1e11, "bytes_per_s": 2e10}
+    entry = dataclasses.asdict(peaks.Rates(4e11, 3e11, 1e11, 1e10, 2e10))
     key = peaks.cache_key(hardware.device_name("cpu"), "float32", hardware.cores())
     peaks.cache_file().parent.mkdir(parents=True)
     peaks.cache_file().write_text(json.dumps({key: entry}))

@@ -16,7 +16,7 @@ from gptlab import hardware, peaks
 from gptlab.config import ConfigError
 from gptlab.peaks import Rates, known_peak
 
-RATES = Rates(peak_flops=4e11, matmul_flops=3e11, attention_flops=1e11, bytes_per_s=2e10)
+RATES = Rates(4e11, 3e11, 1e11, 1e10, 2e10)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_measured_once_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_machines_rates_are_marked_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Rates(1e11, 1e11, 1e11, 1e10, busy=True)
+    busy = Rates(1e11, 1e11, 1e11, 1e10, 1e10, busy=True)
+    monkeypatch.setattr(peaks, "PATIENCE_S", 0.0)
     monkeypatch.setattr(peaks, "measure", lambda *args: busy)
     found = hardware.peak("cpu", "float32", measure=True)
     assert found is not None and "while others" in found.source
@@ -115,7 +116,7 @@ def test_measuring_is_real_and_leaves_torch_as_it_was() -> None:
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
     assert found.attention_flops > 1e8 and 1e8 < found.matmul_flops < 1e14
-    assert 1e8 < found.bytes_per_s < 1e13
+    assert 1e8 < found.elementwise_bytes_per_s < 1e13 and 1e8 < found.copy_bytes_per_s < 1e13
 
 
 def test_ranks_that_share_a_device_share_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
