@@ -104,7 +104,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def _base(values: dict[str, list[Any]], preset: str | None) -> TrainConfig:
-    """The first combination that is a config; what the others change is the grid's. Without one, the first's mistake."""
+    """The first combination that is a config: the grid changes the rest of it. Without one, the first one's mistake."""
     mistake = None
     for combination in itertools.product(*values.values()):
         try:
