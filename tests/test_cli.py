@@ -18,7 +18,7 @@ from gptlab.config import TrainConfig, field_docs, field_types, preset
 from gptlab.runs import Claim, Run, RunWriter, create_run
 
 LINE = "--n-layer 1 --n-head 2 --n-embd 32 --block-size 32 --global-batch-size 4 --max-iters 6 --tokenizer char"
-TINY = [*LINE.split(), "--device", "cpu", "--dtype", "float32"]
+TINY = [*LINE.split(), "--device", "cpu", "--dtype", "float32", "--threads", "1"]
 
 
 @pytest.fixture

@@ -221,7 +221,9 @@ def test_the_table_can_be_asked_for_from_several_threads(base: TrainConfig, tmp_
 
 
 def test_a_real_sweep_trains(base: TrainConfig, tmp_path: Path) -> None:
-    small = base.replace(max_iters=5, n_embd=32, block_size=32, global_batch_size=4, device="cpu", dtype="float32")
+    small = base.replace(
+        max_iters=5, n_embd=32, block_size=32, global_batch_size=4, device="cpu", dtype="float32", threads=1
+    )
     done = sweep(small, {"n_layer": [1, 2], "n_head": [2, 7]}, name="real", runs_dir=tmp_path)
     try:
         assert done.wait(120)
