@@ -20,7 +20,7 @@ from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, progress_bar, term_interrupts
 from gptlab.runs import Run, list_runs
-from gptlab.wording import cost_lines, doctor_lines, end_line, print_table, show_lines, sweep_columns
+from gptlab.wording import cost_lines, doctor_lines, end_line, print_table, show_lines, sweep_columns, write
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def train(arguments: argparse.Namespace) -> int:
         handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
-        print(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
+        write(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
     ended_well = result["status"] in ("finished", "stopped")
     if not arguments.json or not ended_well:
         print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
@@ -63,7 +63,7 @@ def sample(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     if arguments.json:
-        print(json.dumps({"run": run.name, "prompt": arguments.prompt, "text": "".join(pieces)}, indent=1))
+        write(json.dumps({"run": run.name, "prompt": arguments.prompt, "text": "".join(pieces)}, indent=1))
         return 0
     print(arguments.prompt, end="", flush=True)
     for piece in pieces:
@@ -95,7 +95,7 @@ def sweep(arguments: argparse.Namespace) -> int:
             _watch_sweep(begun, live, silent=arguments.json)
     rows = begun.rows()
     if arguments.json:
-        print(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
+        write(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
     else:
         if not live:
             print_table(sweep_columns(rows), rows)
@@ -151,7 +151,7 @@ def runs(arguments: argparse.Namespace) -> int:
     if action == "list":
         rows = [_summary(run) for run in list_runs(arguments.runs_dir)]
         if arguments.json:
-            print(json.dumps(rows, indent=1))
+            write(json.dumps(rows, indent=1))
         elif rows:
             print_table(list(rows[0]), rows)
         else:
@@ -163,7 +163,7 @@ def runs(arguments: argparse.Namespace) -> int:
     for run in found:
         if action == "show":
             record = {"summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result()}
-            print(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
+            write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
             if not run.is_active:
                 raise ConfigError(f"The run {run.name!r} is {run.state}: there is nothing to stop.")
@@ -198,7 +198,7 @@ def data(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         rows = [_corpus_row(found) for found in corpus.list_corpora()]
         if arguments.json:
-            print(json.dumps(rows, indent=1))
+            write(json.dumps(rows, indent=1))
         elif rows:
             print_table(list(rows[0]), rows)
         else:
@@ -213,7 +213,7 @@ def data(arguments: argparse.Namespace) -> int:
         made = corpus.prepare(arguments.source, arguments.tokenizer, out=out, progress=show)
     row = _corpus_row(made)
     if arguments.json:
-        print(json.dumps(row, indent=1))
+        write(json.dumps(row, indent=1))
     else:
         parts = f"{row['train_tokens']:,} tokens to train on and {row['val_tokens']:,} to validate"
         print(f"{made.name}: {parts}, vocabulary {row['vocab_size']:,}, in {made.path}")
@@ -246,7 +246,7 @@ def cost(arguments: argparse.Namespace) -> int:
         kind, _ = hardware.resolve_device(config.device)
         hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config.n_embd)[0], measure=True)
     record = costs.cost(config)
-    print(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
+    write(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
     return 0
 
 
@@ -255,5 +255,5 @@ def doctor(arguments: argparse.Namespace) -> int:
     from gptlab import hardware
 
     record = hardware.report()
-    print(json.dumps(record, indent=1) if arguments.json else "\n".join(doctor_lines(record)))
+    write(json.dumps(record, indent=1) if arguments.json else "\n".join(doctor_lines(record)))
     return 0

@@ -10,6 +10,7 @@ Left out on purpose: where the records come from.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 _WIDE = 250
 """Columns that a table may take where no terminal sets a limit."""
+
+
+def write(text: str) -> None:
+    """Prints a text in one piece: who reads it from a pipe has either all of it or has left before it came."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def amount(number: float, unit: str = "") -> str:
