@@ -137,7 +137,7 @@ def test_mfu_is_null_where_the_peak_is_unknown() -> None:
 
 def test_predicted_time_follows_the_rates() -> None:
     config = TrainConfig()
-    quick, lame = peaks.Rates(*[1e12] * 5), peaks.Rates(*[1e11] * 5)
+    quick, lame = (peaks.Rates(rate, rate, rate, rate, rate) for rate in (1e12, 1e11))
     fast = costs.step_seconds(config, quick, micro_batch_size=12)
     slow = costs.step_seconds(config, lame, micro_batch_size=12)
     assert slow == pytest.approx(10 * fast)

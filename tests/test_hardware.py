@@ -67,7 +67,12 @@ def test_unknown_is_none_until_it_is_measured() -> None:
 
 def test_measured_once_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(peaks, "measure", lambda *args: calls.append(args) or RATES)
+
+    def measure(*args: object) -> Rates:
+        calls.append(args)
+        return RATES
+
+    monkeypatch.setattr(peaks, "measure", measure)
     first = hardware.peak("cpu", "float32", measure=True)
     assert first is not None and first.flops == RATES.peak_flops and first.source.startswith("measured")
     assert hardware.peak("cpu", "float32", measure=True) == first
@@ -177,9 +182,9 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = "NVIDIA H200, 143771, 9.0, GPU-aa\nNVIDIA L4, 23034, 8.9, GPU-bb"
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("gptlab.hardware.shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(hardware, "_run", lambda command: listing)
-    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr("gptlab.hardware.sys.platform", "linux")
     ask = hardware.devices.__wrapped__
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [device.name for device in ask()[:2]] == ["NVIDIA H200", "NVIDIA L4"]
@@ -192,7 +197,7 @@ def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mac_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "sys", types.SimpleNamespace(platform="darwin", version_info=sys.version_info))
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr("gptlab.hardware.platform.machine", lambda: "arm64")
     assert [device.kind for device in hardware.devices.__wrapped__()] == ["mps", "cpu"]
 
 
@@ -202,7 +207,7 @@ def test_report_says_what_is_missing_and_the_mend(monkeypatch: pytest.MonkeyPatc
     assert report["cores"] == hardware.cores() and report["torch"] == torch.__version__
     checks = {check["name"]: check for check in report["checks"]}
     assert checks["torch"]["ok"] and checks["cache folder"]["ok"]
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    monkeypatch.setattr("gptlab.hardware.shutil.which", lambda name: None)
     checks = {check["name"]: check for check in hardware.report()["checks"]}
     assert not checks["browser"]["ok"] and "chromium" in checks["browser"]["mend"]
     assert all((check["mend"] is None) == check["ok"] for check in checks.values())
