@@ -1,0 +1,117 @@
+"""Starting runs on this machine: a config becomes processes, and this process stays free.
+
+    >>> import gptlab
+    >>> handle = gptlab.launch(gptlab.preset("tiny", max_iters=200))  # returns at once
+    >>> handle.wait()["status"]
+    'finished'
+
+Three kinds of process take part. The one that calls `launch` (a notebook's kernel, a script, the command) is never
+forked and imports no torch: it makes the run directory, takes its lock, and hands both to a *supervisor* that it starts
+once. The supervisor keeps a fork server that has torch imported and has never run it, so that a *worker* is there in
+some hundredths of a second; it watches the workers, replaces an attempt that lost one, and writes the final record when
+they could not. Each watches the one above: when the caller ends, however it ends, the supervisor ends its workers, and
+when the supervisor ends, the workers end themselves. A script that wants its runs finished calls `wait()`.
+
+    client.py      the caller's end: starts the supervisor, hands runs over
+    handle.py      what the caller holds of a run
+    supervisor.py  the process between: commands in, one Job a run
+    job.py         one run: prepare its text, attempt after attempt
+    crew.py        the workers of one attempt: fork, watch, end
+    verdict.py     whether a run that failed is worth another attempt
+    entry.py       what a new process does first
+    preload.py     what the fork server imports
+
+Left out on purpose: what a worker does (`worker.py`), several machines.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from gptlab.config import ConfigError, TrainConfig
+from gptlab.launcher import client
+from gptlab.launcher.handle import Handle
+from gptlab.runs import Claim, Run, create_run, default_runs_dir
+
+__all__ = ["Handle", "launch", "resume", "warm"]
+
+
+def warm() -> None:
+    """Starts the supervisor and its fork server in the background, so that a first run starts as fast as others."""
+    client.supervisor()
+    threading.Thread(target=_look_around, daemon=True).start()
+
+
+def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+    """Starts a run in processes of its own (`config.nproc` of them) and returns at once.
+
+    The run lasts no longer than this process: call `wait()` before leaving.
+
+    Args:
+        name: the run's folder; None makes one up.
+        runs_dir: where that folder is made; None takes GPTLAB_RUNS, or `runs`.
+
+    Raises:
+        ConfigError: what cannot work; then nothing was made.
+    """
+    prepared = _check(config, Path.cwd())
+    client.supervisor()
+    base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
+    run = create_run(config, name, base.absolute(), cwd=str(Path.cwd()))
+    return client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=prepared)
+
+
+def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+    """Goes on with a stopped, failed or lost run from its newest good checkpoint, as run.json says; returns at once.
+
+    Raises:
+        ConfigError: a run that does not exist, is being trained, or is finished.
+    """
+    run = Run.open(name, runs_dir)
+    run = Run(run.path.absolute())
+    try:
+        claim = Claim(run.path, wait_s=0.2)
+    except OSError as error:
+        raise ConfigError(f"{run.path} cannot be written ({error.strerror}): a run is resumed where it lies.") from None
+    try:
+        result = run.result() or {}
+        if result.get("status") == "finished":
+            raise ConfigError(
+                f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
+            )
+        # Relative paths in the config mean what they meant at first, where that folder still exists.
+        before = Path(run.info.get("cwd") or ".")
+        cwd = before if before.is_dir() else Path.cwd()
+        text = run.info.get("data", {}).get("path")
+        prepared = (text is not None and Path(text).is_dir()) or _check(run.config, cwd)
+        return client.start(run, claim, cwd=cwd, prepared=prepared)
+    except BaseException:
+        claim.release()
+        raise
+
+
+def _look_around() -> None:
+    """Imports what the checks before a run import, and asks the driver for GPUs, which can take half a second."""
+    from gptlab import corpus, costs, hardware  # noqa: F401
+
+    hardware.devices()
+
+
+def _check(config: TrainConfig, cwd: Path) -> bool:
+    """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
+    from gptlab import corpus, costs, hardware
+
+    device = hardware.likely_device(config.device)
+    own = hardware.distinct_devices(device, config.nproc)
+    if device == "cuda" and own < config.nproc and not config.share_gpu:
+        raise ConfigError(
+            f"nproc {config.nproc} is more than the {own} GPU{'s' if own > 1 else ''} of this machine: "
+            f"use at most {own}, or share_gpu."
+        )
+    costs.check_fits(config, hardware.device_memory(device), sharing=-(-config.nproc // own))
+    inside = cwd / config.data
+    data = str(inside) if inside.exists() else config.data
+    corpus.check(data, config.tokenizer, config.block_size)
+    return corpus.find(data, config.tokenizer) is not None

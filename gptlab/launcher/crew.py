@@ -1,0 +1,172 @@
+"""The workers of one attempt: forks them, watches them, ends them all when one is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from gptlab.launcher import entry
+from gptlab.launcher.verdict import Failure
+from gptlab.runs import Run, RunWriter, read_json, write_json
+
+ECHO_S = 0.05
+"""How long the others of a lost worker are given: a death is reported a moment after what it causes."""
+LINGER_S = 5.0
+"""How long workers may take to leave once the run has its result."""
+_ECHO = re.compile(r"[Cc]onnection|[Pp]eer|[Bb]roken pipe|NCCL|nccl|[Ss]ocket")
+"""Words of an exception whose cause is another rank's end."""
+_forking = threading.Lock()  # multiprocessing's list of children is not made for several threads
+
+
+class Crew:
+    """`world_size` workers on one attempt of a run.
+
+    Args:
+        place: folder, environment and import path that they start in.
+        wake: a file descriptor that becomes readable when the attempt shall end at once.
+    """
+
+    def __init__(self, run: Run, attempt: int, world_size: int, worker: str, place: dict[str, Any], wake: int) -> None:
+        self.run, self.attempt, self.world_size = run, attempt, world_size
+        self.worker, self.place, self.wake = worker, place, wake
+        self.writer = RunWriter(run.path, attempt)
+        self.processes: list[ForkServerProcess] = []
+        self.codes: dict[int, int] = {}  # exit code by rank, in the order in which they left of their own accord
+
+    def work(self) -> Failure | None:
+        """The whole attempt. None where the run has its result or was told to end; no process is left."""
+        meeting = tempfile.mkdtemp(prefix="meet-")  # a store of its own: no port to be taken, no earlier attempt's keys
+        try:
+            self._fork(os.path.join(meeting, "store"))
+            asked = self._watch()
+        finally:
+            self._end()
+            shutil.rmtree(meeting, ignore_errors=True)
+        return None if asked or self.has_result() else self._failure()
+
+    def _fork(self, rendezvous: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        hold, gate = context.Pipe(duplex=False)
+        for rank in range(self.world_size):
+            process = context.Process(
+                target=entry.work, name=f"rank-{rank}",
+                args=(self.place, self.worker, self.run.path, self.attempt, rank, self.world_size, rendezvous,
+                      hold if rank == 0 else None),
+            )  # fmt: skip
+            with _forking:
+                process.start()
+                self.processes.append(process)
+        hold.close()
+        pids = [process.pid for process in self.processes]
+        with gate:
+            self.writer.status("starting", pids=pids, world_size=self.world_size)
+            gate.send_bytes(b"go")
+
+    def _watch(self) -> bool:
+        """Until all workers have left, one is lost, or the attempt shall end, which is True."""
+        deadline = None
+        while len(self.codes) < self.world_size:
+            here = [process.sentinel for rank, process in enumerate(self.processes) if rank not in self.codes]
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait([*here, self.wake], left)
+            if self.wake in ready:
+                return True
+            self._collect()
+            if any(self.codes.values()):
+                time.sleep(ECHO_S)
+                self._collect()
+                return False
+            if deadline is None and self.has_result():
+                deadline = time.monotonic() + LINGER_S
+            if not ready and deadline is not None:
+                return False
+        return False
+
+    def _collect(self) -> None:
+        for rank, process in enumerate(self.processes):
+            if rank not in self.codes:
+                with _forking:
+                    code = process.exitcode
+                if code is not None:
+                    self.codes[rank] = code
+
+    def _end(self) -> None:
+        """Kills what is left. A worker has nothing to clean up: what it writes is whole or absent."""
+        for rank, process in enumerate(self.processes):
+            if self.codes.get(rank, 255) == 255:  # 255: the fork server is gone, and the worker may not be
+                try:
+                    os.kill(process.pid or 0, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        deadline = time.monotonic() + LINGER_S
+        for process in self.processes:
+            wait([process.sentinel], max(0.0, deadline - time.monotonic()))
+            with _forking:
+                if process.exitcode is not None:
+                    process.close()
+
+    def has_result(self) -> bool:
+        """Whether this attempt brought the run to its end."""
+        return (self.run.result() or {}).get("attempt") == self.attempt
+
+    def _failure(self) -> Failure:
+        """What went wrong first, also as the attempt's error.json."""
+        place = self.writer.folder / "error.json"
+        found = read_json(place)
+        steps = [row["step"] for row in self.run.metrics() if row["attempt"] == self.attempt]
+        step = steps[-1] if steps else None
+        after = "before the first step" if step is None else f"after step {step}"
+        checkpoints = self.run.checkpoints()
+        newest = checkpoints[-1].name if checkpoints else None
+        killed = next((rank for rank, code in self.codes.items() if code < 0 or code == 255), None)
+        early = next((rank for rank, code in self.codes.items() if code == 0), None)
+        # Of a rank that went without a word, the others say that a connection was closed; a rank that is itself an echo
+        # may also abort. Other signals come from outside.
+        outside = killed is not None and self.codes[killed] != -signal.SIGABRT
+        silent = killed is not None or early is not None
+        if found is not None and not outside and not (silent and _ECHO.search(found["message"])):
+            return Failure(
+                found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
+                newest, traceback=found["traceback"],
+            )  # fmt: skip
+        if killed is not None:
+            rank, kind, what = killed, "WorkerKilled", f"was killed by {_signal_name(self.codes[killed])}"
+        elif early is not None:
+            rank, kind, what = early, "WorkerLeft", "left with exit code 0, though the run is not over,"
+        else:
+            rank = next(iter(self.codes))
+            kind, what = "WorkerLeft", f"left with exit code {self.codes[rank]}"
+        failure = Failure(
+            rank, step, kind, f"rank {rank} {what} {after}", newest, by_signal=killed is not None,
+            traceback=_tail(self.writer.folder / f"rank-{rank}.err"),
+        )  # fmt: skip
+        write_json(place, {**failure.to_dict(), "time": time.time(), "echo": found})
+        return failure
+
+
+def _signal_name(code: int) -> str:
+    if code == 255:
+        return "an unknown signal (the fork server went too)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name} (by hand, or for want of memory)" if name == "SIGKILL" else name
+
+
+def _tail(path: Path) -> str:
+    """The end of a rank's error stream, where faulthandler leaves the stack of a crash."""
+    try:
+        return path.read_text(errors="replace")[-4000:]
+    except OSError:
+        return ""

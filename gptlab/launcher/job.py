@@ -1,0 +1,136 @@
+"""One run in the supervisor: its text prepared, then attempt after attempt until it has a result."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+import threading
+import traceback
+from multiprocessing.connection import wait
+from typing import Any
+
+from gptlab.launcher import entry
+from gptlab.launcher.crew import Crew
+from gptlab.launcher.verdict import Failure, reason_to_end
+from gptlab.runs import Claim, Run, RunWriter, read_json
+
+LOOK_S = 0.1
+"""Seconds between two looks for a `stop`, while no worker is there to look."""
+
+
+class Job(threading.Thread):
+    """A claimed run, on a thread of its own.
+
+    Args:
+        attempt: number of the first attempt, which the claim has begun.
+        worker: what every rank runs, as `module:function`.
+        place: folder, environment and import path that its processes start in.
+        prepared: whether the run's text is known to be prepared.
+    """
+
+    def __init__(self, claim: Claim, attempt: int, worker: str, place: dict[str, Any], *, prepared: bool) -> None:
+        super().__init__(name=claim.path.name, daemon=True)
+        self.claim, self.attempt, self.worker, self.place, self.prepared = claim, attempt, worker, place, prepared
+        self.record = Run(claim.path)
+        self._killed = threading.Event()
+        self._wake, self._bell = socket.socketpair()
+
+    def kill(self) -> None:
+        """Ends the run's processes now; the run is then stopped."""
+        self._killed.set()
+        with contextlib.suppress(OSError):  # it is over already
+            self._bell.send(b"!")
+
+    def run(self) -> None:
+        """Until the run is over. Whatever goes wrong here ends the run as failed, with its reason."""
+        try:
+            if self.prepared or self._prepare():
+                self._attempts()
+        except Exception as error:
+            # Of a directory that was deleted nothing is left to say, nor a place to say it.
+            with contextlib.suppress(OSError):
+                text = traceback.format_exc()
+                self._fail(Failure(None, None, type(error).__name__, str(error), traceback=text), "in the supervisor")
+        finally:
+            self.claim.release()
+            self._wake.close()
+            self._bell.close()
+
+    def _attempts(self) -> None:
+        world_size = self.record.config.nproc
+        failures: list[Failure] = []
+        while not self._asked_to_end():
+            crew = Crew(self.record, self.attempt, world_size, self.worker, self.place, self._wake.fileno())
+            failure = crew.work()
+            if failure is None:
+                if crew.has_result():
+                    return self._mirror()
+                continue  # killed
+            failures.append(failure)
+            reason = reason_to_end(failures)
+            if reason is not None:
+                return self._fail(failure, reason)
+            self._writer().status("restarting", pids=[], world_size=world_size, message=failure.message)
+            self.attempt = self.claim.new_attempt(keep_stop=True)
+        self._end("stopped", message="ended while no step was being taken")
+
+    def _prepare(self) -> bool:
+        """Prepares the text in a process of its own, which may take minutes. Whether the run can go on."""
+        config, writer = self.record.config, self._writer()
+        context = multiprocessing.get_context("spawn")
+        reports, report = context.Pipe(duplex=False)
+        process = context.Process(
+            target=entry.prepare, args=(self.place, writer.folder, config.data, config.tokenizer, report)
+        )
+        process.start()
+        report.close()
+        news: Any = (0.0, "")
+        try:
+            while isinstance(news, tuple):
+                writer.status("preparing", pids=[process.pid], progress=news[0], message=news[1])
+                while not reports.poll():
+                    if self._asked_to_end():
+                        self._end("stopped", message="ended while its text was being prepared")
+                        return False
+                    wait([reports, self._wake], LOOK_S)
+                try:
+                    while reports.poll() and isinstance(news, tuple):  # of many reports in a row, the last
+                        news = reports.recv()
+                except EOFError:
+                    news = {"type": "WorkerKilled", "message": "the process that prepared the text was killed"}
+        finally:
+            process.terminate()
+            process.join(1)
+            process.kill()
+            process.join()
+            process.close()
+            reports.close()
+        if news is not None:
+            self._fail(Failure(None, None, **news), "while its text was being prepared")
+        return news is None
+
+    def _asked_to_end(self) -> bool:
+        return self._killed.is_set() or (self.record.path / "stop").exists()
+
+    def _writer(self) -> RunWriter:
+        return RunWriter(self.record.path, self.attempt)
+
+    def _fail(self, failure: Failure, reason: str) -> None:
+        where = f" on rank {failure.rank}" if failure.rank is not None else ""
+        what = failure.message if failure.type.startswith("Worker") else f"{failure.type}{where}: {failure.message}"
+        self._end("failed", message=f"{what} ({reason})", error=failure.to_dict())
+
+    def _end(self, status: str, **more: Any) -> None:
+        """The final record, where no worker could write it."""
+        rows = self.record.metrics()
+        self._writer().result(status, step=rows[-1]["step"] if rows else 0, **more)
+        self._mirror()
+
+    def _mirror(self) -> None:
+        """Leaves status.json as the result has it, without processes."""
+        result = self.record.result() or {}
+        last = read_json(self.record.path / "status.json") or {}
+        kept = {key: last[key] for key in ("step", "max_iters", "world_size") if key in last}
+        said = {key: result[key] for key in ("step", "message") if key in result}
+        self._writer().status(result["status"], pids=[], heartbeats=[], **(kept | said))
