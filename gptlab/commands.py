@@ -18,7 +18,7 @@ from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
-from gptlab.following import follow, progress_bar, term_interrupts
+from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
 from gptlab.wording import cost_lines, doctor_lines, end_line, print_table, show_lines, sweep_columns, write
 
@@ -86,18 +86,16 @@ def sweep(arguments: argparse.Namespace) -> int:
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
     begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once)
     live = sys.stdout.isatty() and not arguments.json
-    with term_interrupts():
-        try:
-            _watch_sweep(begun, live, silent=arguments.json)
-        except KeyboardInterrupt:
-            begun.stop()
-            print("stopping the runs after this step; once more ends them at once", file=sys.stderr)
-            _watch_sweep(begun, live, silent=arguments.json)
+    with interrupts(begun.stop, _leave):
+        _watch_sweep(begun, live, silent=arguments.json)
     rows = begun.rows()
     if arguments.json:
         write(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
     else:
-        if not live:
+        if live:
+            refused = dict.fromkeys(row["reason"] for row in rows if row["reason"])
+            print("\n".join(refused), end="\n" if refused else "")
+        else:
             print_table(sweep_columns(rows), rows)
         print(f"table in {begun.csv_path}, runs beside it")
     return 1 if any(row["state"] in ("failed", "diverged", "lost") for row in rows) else 0
@@ -115,6 +113,11 @@ def _base(values: dict[str, list[Any]], preset: str | None) -> TrainConfig:
     raise mistake
 
 
+def _leave() -> None:
+    """Ends this process, and with it the runs."""
+    raise KeyboardInterrupt
+
+
 def _watch_sweep(begun: Any, live: bool, *, silent: bool) -> None:
     """Until its queue is empty: a table that is drawn anew, or a line whenever a run has changed its state."""
     if live:
@@ -127,7 +130,7 @@ def _watch_sweep(begun: Any, live: bool, *, silent: bool) -> None:
             while not ended:
                 ended = begun.wait(0.5)
                 rows = begun.rows()
-                screen.update(table(sweep_columns(rows), rows))
+                screen.update(table(sweep_columns(rows, narrow=True), rows))
         return
     told: dict[str, str] = {}
     ended = False

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gptlab.runs import Run, is_locked
+from gptlab.runs import Run, is_locked, read_json
 
 POLL_S = 0.1
 """Seconds between two looks."""
+REPEAT_S = 0.1
+"""Two signals closer than that are one wish: `timeout` signals a process and its group."""
 
 
 class Handle(Protocol):
@@ -42,16 +44,8 @@ def follow(handle: Handle, *, print_lines: bool, attempts_before: int = 0) -> di
         attempts_before: attempts of earlier starts, whose lines were printed then.
     """
     lines = _Lines(handle.run, attempts_before) if print_lines else None
-    with term_interrupts():
-        try:
-            _watch(handle.run, lines)
-        except KeyboardInterrupt:
-            handle.stop()
-            print("stopping after this step; once more ends it at once", file=sys.stderr)
-            try:
-                _watch(handle.run, lines)
-            except KeyboardInterrupt:
-                handle.kill()
+    with interrupts(handle.stop, handle.kill):
+        _watch(handle.run, lines)
         return handle.wait(timeout=30)
 
 
@@ -81,7 +75,8 @@ class _Lines:
             if folder not in self.read:
                 self.read[folder] = 0
                 if count:
-                    print(f"attempt {int(folder.name)}", flush=True)
+                    lost = read_json(folder.with_name(f"{int(folder.name) - 1:02d}") / "error.json") or {}
+                    print(f"attempt {int(folder.name)}, since {lost.get('message', 'a process was lost')}", flush=True)
             with contextlib.suppress(FileNotFoundError), open(folder / "rank-0.out", "rb") as file:
                 file.seek(self.read[folder])
                 new = file.read()
@@ -119,13 +114,33 @@ def progress_bar() -> Iterator[Callable[[float, str], None]]:
 
 
 @contextlib.contextmanager
-def term_interrupts() -> Iterator[None]:
-    """The signal TERM acts as Ctrl-C does, so that who ends the command politely gets a checkpoint as well."""
+def interrupts(stop: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile the first interrupt calls `stop` and the next one `kill`.
+
+    The signal TERM counts as Ctrl-C does, so that who ends the command politely gets a checkpoint as well.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    heard = 0.0
+
+    def hear(number: int, frame: object) -> None:
+        nonlocal heard
+        now = time.monotonic()
+        if not heard:
+            heard = now
+            print("stopping after this step; once more ends it at once", file=sys.stderr, flush=True)
+            stop()
+        elif now - heard > REPEAT_S:
+            kill()
+
+    # What the shell ignores for a job in the background stays ignored.
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, hear)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heeded:
+            signal.signal(number, before[number])

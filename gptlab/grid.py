@@ -36,6 +36,8 @@ class Cell:
     """Its run's name, behind the sweep's."""
     values: dict[str, Any]
     """The fields that the grid sets."""
+    shape: dict[str, int]
+    """Layers, heads and width, also where they cannot be."""
     config: TrainConfig | None
     reason: str | None = None
 
@@ -57,17 +59,18 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
     found = []
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
-        name = _cell_name(base, values)
+        shape = {field: values.get(field, getattr(base, field)) for field in SHAPE}
+        name = _cell_name(shape, values)
         try:
-            found.append(Cell(name, values, base.replace(**values)))
+            found.append(Cell(name, values, shape, base.replace(**values)))
         except ConfigError as error:
-            found.append(Cell(name, values, None, str(error)))
+            found.append(Cell(name, values, shape, None, str(error)))
     return found
 
 
-def _cell_name(base: TrainConfig, values: dict[str, Any]) -> str:
+def _cell_name(shape: dict[str, int], values: dict[str, Any]) -> str:
     """The shape, then what else the grid sets: 4x4x128, or 4x4x128-seed=2."""
-    parts = ["x".join(str(values.get(field, getattr(base, field))) for field in SHAPE)]
+    parts = ["x".join(map(str, shape.values()))]
     parts += [f"{field}={value}" for field, value in values.items() if field not in SHAPE]
     name = "-".join(parts)
     plain = re.sub(r"[^\w .+=,-]", "_", name)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
-from gptlab.grid import SHAPE, Cell, cells, checked
+from gptlab.grid import Cell, cells, checked
 from gptlab.runs import Run, check_name, default_runs_dir, is_locked, read_json, write_json
 
 if TYPE_CHECKING:
@@ -181,11 +181,10 @@ class Sweep:
         with self._reading:
             rows = []
             for cell, run, reason in zip(self.cells, self._runs, self._reasons, strict=True):
-                row: dict[str, Any] = dict.fromkeys(SHAPE) | cell.values
+                row: dict[str, Any] = cell.shape | cell.values
                 row |= dict.fromkeys(("state", "parameters", "non_embedding", "step", "max_iters", "loss", "val_loss"))
                 row |= dict.fromkeys(("tokens_per_s", "mfu", "seconds"))
                 if cell.config is not None:
-                    row |= {field: getattr(cell.config, field) for field in SHAPE}
                     row["max_iters"] = cell.config.max_iters
                 if (run.path / "run.json").is_file():
                     row |= {key: value for key, value in run.summary().items() if key in row}

@@ -20,6 +20,8 @@ from gptlab.runs import Run
 if TYPE_CHECKING:
     from rich.table import Table
 
+_SHORT = {"tokens_per_s": "tok/s", "parameters": "params", "seconds": "time"}
+"""Headings that stand for a longer name."""
 _WIDE = 250
 """Columns that a table may take where no terminal sets a limit."""
 
@@ -67,10 +69,10 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
     """Rows as a table; numbers stand to the right."""
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False)
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         numbers = any(isinstance(row.get(name), int | float) for row in rows)
-        drawn.add_column(name, justify="right" if numbers else "left", no_wrap=name != "reason")
+        drawn.add_column(_SHORT.get(name, name), justify="right" if numbers else "left", no_wrap=name != "reason")
     for row in rows:
         drawn.add_row(*(cell(name, row.get(name)) for name in columns))
     return drawn
@@ -86,9 +88,9 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     console.print(table(columns, rows))
 
 
-def sweep_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What a sweep's table shows: columns that say something, without the runs' names."""
-    hidden = ("name", "non_embedding", "max_iters")
+def sweep_columns(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> list[str]:
+    """What a sweep's table shows: columns that say something, without the runs' names; `narrow` fits 80 columns."""
+    hidden = ("name", "non_embedding", "max_iters", *(("reason", "seconds") if narrow else ()))
     return [name for name in rows[0] if name not in hidden and any(row[name] is not None for row in rows)]
 
 

@@ -82,6 +82,7 @@ def test_a_sweep_runs_every_valid_cell_and_leaves_one_table(base: TrainConfig, t
     assert list(table["state"]) == ["finished", "invalid", "finished", "invalid"]
     assert list(table["val_loss"].dropna()) == [1.5, 1.5]
     assert "n_head 7" in table["reason"][1]
+    assert list(table["n_embd"]) == [64] * 4  # what the grid does not set, and of cells that cannot be
     assert table["parameters"][2] > table["parameters"][0] > 0
     with open(tmp_path / "r" / "s.sweep.csv") as file:
         rows = list(csv.DictReader(file))
