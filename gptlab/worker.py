@@ -209,7 +209,8 @@ def _settle(
     micro = config.micro_batch_size
     reasons["micro_batch_size"] = "as asked"
     if not micro:
-        micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, local_size)
+        sharing = -(-local_size // hardware.distinct_devices(device, local_size))
+        micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, sharing, device)
         reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
     return Setting(device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads), reasons
 
