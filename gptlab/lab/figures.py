@@ -109,7 +109,7 @@ def draw(
     import matplotlib
     from matplotlib.gridspec import GridSpec
 
-    right = 0.865 if legend else 0.99
+    right = 0.865 if legend else 0.98
     with matplotlib.rc_context(_RC):
         figure = _picture(width, height)
         # Fixed margins: tight and constrained layouts draw everything twice.
@@ -125,6 +125,9 @@ def draw(
             axes.set_title(title, loc="left")
         loss.set_xlabel(X_LABELS[x])
         mfu.set_xlabel(X_LABELS[x])
+        if not any(len(one.columns["loss"]) for one in series):
+            _say_empty((loss, speed, mfu))
+            return figure
         _draw_loss(loss, series, x)
         _draw_rate(speed, series, x, "tokens_per_s", 1.0)
         _draw_rate(mfu, series, x, "mfu", 100.0)
@@ -165,13 +168,14 @@ def svg(figure: Figure, description: str) -> str:
     body = body[body.index("<svg") :]
     box = re.search(r'viewBox="[^"]*"', body)
     assert box is not None
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # A tenth of a point is finer than a pixel. Within tags only: a text may be a number too.
+    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d)\d+", r"\1", tag.group()), body)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group()} role="img" '
         f'aria-label="{html.escape(description)}" style="width:100%;height:auto;display:block">'
     )
     body = head + body[body.index(">") + 1 :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"(\d+\.\d)\d+", r"\1", body)  # a tenth of a point is finer than a pixel
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--jp-ui-font-family, sans-serif)", body)
     body = body.replace(INK, f"var(--jp-ui-font-color1, {INK})").replace(RULE, f"var(--jp-border-color2, {RULE})")
     return re.sub(r"\n\s*", "\n", body)
@@ -214,6 +218,14 @@ def _picture(width: float, height: float) -> Figure:
             return "Figure of loss, tokens per second and MFU"
 
     return Picture(figsize=(width, height))
+
+
+def _say_empty(panels: Sequence[Axes]) -> None:
+    """Axes without values, so that no made-up ticks stand on them."""
+    for axes in panels:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    panels[0].text(0.5, 0.5, "no points yet", transform=panels[0].transAxes, ha="center", va="center")
 
 
 def _draw_loss(axes: Axes, series: Sequence[Series], x: XAxis) -> None:

@@ -101,6 +101,7 @@ class Lab:
         self._stop = widgets.Button(
             description="Stop", icon="stop", disabled=True, tooltip="Stop the training runs, each with a checkpoint"
         )
+        self._run.layout.width = self._stop.layout.width = "110px"
         self._run.add_class("gptlab-run")
         self._stop.add_class("gptlab-stop")
         for widget, word in ((self._picture, "picture"), (self._table, "runs"), (self._progress, "progress")):
@@ -191,7 +192,11 @@ class Lab:
         """What the table shows, a row a run, invalid cells too. Columns as in `gptlab sweep`'s CSV."""
         import pandas
 
-        return pandas.DataFrame(self._gather()[0])
+        table = pandas.DataFrame(self._gather()[0])
+        for column in ("parameters", "non_embedding", "step", "max_iters"):
+            if column in table:
+                table[column] = table[column].astype("Int64")  # whole numbers, also beside cells without one
+        return table
 
     def figure(self, *, x: XAxis | None = None) -> Figure:
         """The curves as a matplotlib figure. Call it in a cell, never in a thread."""

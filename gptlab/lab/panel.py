@@ -27,8 +27,8 @@ SENSIBLE: dict[str, tuple[int, ...]] = {
 """The marks of the sliders; the texts beside them take every value."""
 WORDS = {"n_layer": "depth (n_layer)", "n_head": "heads (n_head)", "n_embd": "width (n_embd)"}
 FIELDS = (
-    "data", "tokenizer", "max_iters", "global_batch_size", "block_size", "learning_rate", "warmup_iters",
-    "nproc", "seed",
+    "data", "tokenizer", "max_iters", "warmup_iters", "global_batch_size", "block_size", "learning_rate", "nproc",
+    "seed",
 )  # fmt: skip
 """Settings that the panel shows; `Lab.choose` takes every other one too."""
 SOURCES = ("pysrc", "shakespeare")
@@ -43,7 +43,7 @@ class Axis:
         options = sorted({*SENSIBLE[field], *values})
         self.slider = widgets.SelectionRangeSlider(
             options=options, value=(min(values), max(values)), description=WORDS[field], readout=False, tooltip=doc,
-            continuous_update=True, style={"description_width": "8.5em"}, layout={"width": "420px"},
+            continuous_update=True, style={"description_width": "118px"}, layout={"width": "452px"},
         )  # fmt: skip
         self.text = widgets.Text(
             value=_join(values), continuous_update=False, tooltip=f"Values of {field}, with commas. {doc}",
@@ -102,7 +102,7 @@ class ConfigPanel:
         self.fields = {field: _field(field, self._base[field]) for field in FIELDS}
         self.widget = widgets.VBox([
             *(axis.widget for axis in self.axes.values()),
-            widgets.Box([*self.fields.values()], layout={"flex_flow": "row wrap", "grid_gap": "2px 14px"}),
+            widgets.Box([*self.fields.values()], layout={"flex_flow": "row wrap", "grid_gap": "2px 4px"}),
         ])  # fmt: skip
 
     def on_change(self, callback: Callable[[Any], None]) -> None:
@@ -150,7 +150,7 @@ def _field(name: str, value: Any) -> Any:
     kind = field_types(TrainConfig)[name]
     shared: dict[str, Any] = {
         "description": name, "value": value, "tooltip": field_docs(TrainConfig)[name],
-        "style": {"description_width": "8.5em"}, "layout": {"width": "250px"},
+        "style": {"description_width": "118px"}, "layout": {"width": "432px" if name == "data" else "212px"},
     }  # fmt: skip
     made: Any
     if typing.get_origin(kind) is Literal:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptlab.config import TrainConfig
-from gptlab.lab.figures import TIMES
-from gptlab.lab.tables import count, duration
+from gptlab.lab.figures import TIMES, short
+from gptlab.lab.tables import duration
 
 MOST_PRICED = 100
 """Cells whose memory and time are looked up one by one; a larger grid is told by its parameters and FLOPs alone."""
@@ -52,16 +52,22 @@ def describe(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> str:
     some = next(iter(configs.values()))
     parts = [
         f"<b>{len(configs)} run{'s' * (len(configs) > 1)}</b>",
-        f"{_range([count(size) for size in (min(sizes), max(sizes))])} parameters",
-        f"{count(some.max_iters * some.global_batch_size * some.block_size)} tokens each",
-        f"{count(sum(flops))}FLOPs in all",
+        f"{_range([short(size) for size in (min(sizes), max(sizes))])} parameters",
+        f"{short(some.max_iters * some.global_batch_size * some.block_size)} tokens each",
+        f"{_flops(sum(flops))} in all",
     ]
     known = [one for one in seconds if one is not None]
     if len(known) == len(configs):
-        parts.append(f"<b>about {duration(sum(known))}</b> of steps predicted ({html.escape(f'{device}, {dtype}')})")
+        parts.append(f"<b>about {duration(sum(known))}</b> of training predicted ({html.escape(f'{device}, {dtype}')})")
     elif device:
         parts.append(f"time not predictable before a first run has measured this {html.escape(device)}")
     return " · ".join(parts) + (f"<br>{_reasons(invalid)}" if invalid else "")
+
+
+def _flops(value: float) -> str:
+    """1.09 TFLOPs."""
+    text = short(value)
+    return f"{text[:-1]} {text[-1]}FLOPs" if text[-1].isalpha() else f"{text} FLOPs"
 
 
 def _range(words: Sequence[str]) -> str:

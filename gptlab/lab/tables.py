@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptlab.lab.figures import short, style
+from gptlab.lab.figures import style
 from gptlab.runs import ACTIVE, Run
 
 _STYLE = """<style>
@@ -26,7 +26,7 @@ _STYLE = """<style>
 .gptlab-table th, .gptlab-table td {padding: 2px 10px 2px 4px; text-align: right; white-space: nowrap; border: none}
 .gptlab-table th {font-weight: 600; border-bottom: 1px solid var(--jp-border-color1, #bbb); vertical-align: bottom}
 .gptlab-table tbody tr {border-bottom: 1px solid var(--jp-border-color2, #e4e4e4); background: transparent}
-.gptlab-table .text {text-align: left} .gptlab-table .why {white-space: normal}
+.gptlab-table td.text, .gptlab-table th.text {text-align: left} .gptlab-table td.why {white-space: normal}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
 </style>"""
@@ -169,8 +169,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def count(value: float) -> str:
-    """A number of things in a sentence: 1,234 or 12.3M."""
-    return f"{value:,.0f}" if value < 1e5 else short(value)
