@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,26 @@ def test_a_large_text_is_prepared_elsewhere_and_a_relative_path_means_this_folde
     assert handle.wait(60)["status"] == "finished", handle.wait()
 
 
+def test_a_stop_while_the_text_is_prepared(tmp_path: Path) -> None:
+    handle = launcher.launch(small(tmp_path, data="pysrc"))
+    assert handle.status == "preparing"
+    handle.stop()
+    result = handle.wait(5)
+    assert (result["status"], result["step"], handle.status) == ("stopped", 0, "stopped")
+
+
+def test_a_directory_that_is_removed_ends_its_run(tinytext: Path) -> None:
+    handle = launcher.launch(small(tinytext, max_iters=100_000, nproc=2))
+    until(lambda: steps(handle.run) >= 3)
+    pids = workers(handle.run)
+    shutil.rmtree(handle.run.path, ignore_errors=True)
+    shutil.rmtree(handle.run.path, ignore_errors=True)  # a file may have been written in between
+    result = handle.wait(10)
+    assert result["status"] == "lost" and "is gone" in result["message"]
+    until(lambda: not any(alive(pid) for pid in pids), 5)
+    assert not handle.run.path.exists()
+
+
 # Workers that do wrong ---------------------------------------------------------------------------------------------
 
 WORKERS = """
@@ -252,6 +273,13 @@ def crashes(path, *, attempt, rank, world_size, rendezvous):
         ctypes.string_at(0)
     RunWriter(path, attempt).result("finished", step=0)
 
+def imports(path, *, attempt, rank, world_size, rendezvous):
+    before = set(sys.modules)
+    import gptlab.worker
+    gptlab.worker.run_rank(path, attempt=attempt, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    new = {name for name in set(sys.modules) - before if name.startswith(("gptlab", "torch", "numpy", "safetensors"))}
+    (path / f"imported-{rank}").write_text(" ".join(sorted(new)))
+
 def lingers(path, *, attempt, rank, world_size, rendezvous):
     if rank == 0:
         RunWriter(path, attempt).result("finished", step=0)
@@ -266,8 +294,8 @@ def start(tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "odd_workers.py").write_text(WORKERS)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def _start(worker: str, nproc: int = 1) -> Handle:
-        run = create_run(small(tinytext, nproc=nproc), worker, default_runs_dir())
+    def _start(worker: str, nproc: int = 1, **changes: Any) -> Handle:
+        run = create_run(small(tinytext, nproc=nproc, **changes), worker, default_runs_dir())
         return client.start(run, Claim(run.path), cwd=tmp_path, prepared=True, worker=f"odd_workers:{worker}")
 
     return _start
@@ -303,6 +331,21 @@ def test_a_run_that_cannot_go_on_fails_with_its_reason(
     if worker == "raises":
         assert error["step"] is None and result["error"]["step"] == result["step"] == 7
         assert 'raise ValueError(f"bad luck' in result["error"]["traceback"] and "bad luck" in handle.log()
+
+
+def test_a_worker_finds_everything_imported_by_a_process_that_has_computed_nothing(
+    start: Callable[..., Handle],
+) -> None:
+    handle = start("imports", 2, max_iters=3)
+    assert handle.wait(60)["status"] == "finished", handle.log()
+    for rank in (0, 1):
+        late = (handle.run.path / f"imported-{rank}").read_text().split()
+        assert len(late) <= 1, late  # torch 2.13 imports a monitor of CUDA's profiler when it first profiles nothing
+    servers = [
+        process for process in psutil.Process(client.supervisor().process.pid).children()
+        if any("forkserver" in word for word in process.cmdline())
+    ]  # fmt: skip
+    assert [server.num_threads() for server in servers] == [1]  # torch's kernels would have left theirs
 
 
 def test_a_crash_leaves_its_stack(start: Callable[..., Handle]) -> None:

@@ -83,8 +83,9 @@ class Crew:
                 return True
             self._collect()
             if any(self.codes.values()):
-                time.sleep(ECHO_S)
-                self._collect()
+                if self._killed_rank() is None and len(self.codes) < self.world_size:
+                    time.sleep(ECHO_S)
+                    self._collect()
                 return False
             if deadline is None and self.has_result():
                 deadline = time.monotonic() + LINGER_S
@@ -99,6 +100,11 @@ class Crew:
                     code = process.exitcode
                 if code is not None:
                     self.codes[rank] = code
+
+    def _killed_rank(self) -> int | None:
+        """The first rank that a signal from outside has ended."""
+        outside = (rank for rank, code in self.codes.items() if (code < 0 and code != -signal.SIGABRT) or code == 255)
+        return next(outside, None)
 
     def _end(self) -> None:
         """Kills what is left. A worker has nothing to clean up: what it writes is whole or absent."""
@@ -128,17 +134,18 @@ class Crew:
         after = "before the first step" if step is None else f"after step {step}"
         checkpoints = self.run.checkpoints()
         newest = checkpoints[-1].name if checkpoints else None
-        killed = next((rank for rank, code in self.codes.items() if code < 0 or code == 255), None)
+        aborted = next((rank for rank, code in self.codes.items() if code == -signal.SIGABRT), None)
         early = next((rank for rank, code in self.codes.items() if code == 0), None)
-        # Of a rank that went without a word, the others say that a connection was closed; a rank that is itself an echo
-        # may also abort. Other signals come from outside.
-        outside = killed is not None and self.codes[killed] != -signal.SIGABRT
-        silent = killed is not None or early is not None
-        if found is not None and not outside and not (silent and _ECHO.search(found["message"])):
+        killed = self._killed_rank()
+        # Of a rank that went without a word the others say that a connection was closed, or abort. Signals but that one
+        # come from outside.
+        silent = aborted is not None or early is not None
+        if found is not None and killed is None and not (silent and _ECHO.search(found["message"])):
             return Failure(
                 found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
                 newest, traceback=found["traceback"],
             )  # fmt: skip
+        killed = aborted if killed is None else killed
         if killed is not None:
             rank, kind, what = killed, "WorkerKilled", f"was killed by {_signal_name(self.codes[killed])}"
         elif early is not None:

@@ -7,15 +7,18 @@ parallel region on a CPU and fails on CUDA.
 
 import contextlib
 import gc
+import importlib
 
-with contextlib.suppress(Exception):  # what cannot be imported fails in the worker, whose log says why
-    import gptlab.launcher.entry
-    import gptlab.worker  # noqa: F401
+MODULES = (
+    "gptlab.launcher.entry", "gptlab.worker", "gptlab.training", "gptlab.parallel.world",
+    "numpy.ctypeslib", "platformdirs.unix", "resource", "safetensors.torch",
+    # Left by torch until there is an optimizer or a process group.
+    "torch._dynamo", "torch.distributed",
+)  # fmt: skip
+"""Found by comparing sys.modules before and after a short run in a worker."""
 
-with contextlib.suppress(Exception):
-    import torch._dynamo
-    import torch.distributed
-    import torch.nn.parallel  # noqa: F401
-
+for name in MODULES:
+    with contextlib.suppress(Exception):  # what cannot be imported fails in the worker, whose log says why
+        importlib.import_module(name)
 gc.collect()
 gc.freeze()  # forked processes share these pages; a collection would write to every one
