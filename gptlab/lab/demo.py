@@ -102,9 +102,7 @@ def _still(models: dict[str, Any], model_id: str) -> str:
     """What HTML widgets under a widget show, in order."""
     state = models.get(model_id, {}).get("state", {})
     parts = [str(state["value"])] if state.get("_model_name") == "HTMLModel" else []
-    if str(state.get("_model_name")).endswith(
-        ("TextModel", "ComboboxModel")
-    ):  # fields; a slider's text has no description
+    if str(state.get("_model_name")).endswith(("TextModel", "ComboboxModel")):
         said = f"{state.get('description') or state.get('placeholder') or ''}: {state.get('value')}"
         parts.append(f'<span style="margin-right:1.5em">{html.escape(said)}</span> ')
     parts += [_still(models, child.removeprefix("IPY_MODEL_")) for child in state.get("children", [])]

@@ -14,6 +14,7 @@ Left out on purpose: what the picture looks like (`figures.py`, `tables.py`).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -111,7 +112,8 @@ class Artist:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # a request that a dead process never read
+                        pipe.close()
         self._process, self._asked_at, self._buffer = None, None, bytearray()
 
 

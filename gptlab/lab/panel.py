@@ -73,9 +73,10 @@ class Axis:
             return  # said where the choice is read
         ends = (min(values), max(values))
         if not {*ends} <= {*self.slider.options}:
-            with self.slider.hold_trait_notifications():
-                self.slider.options = sorted({*SENSIBLE[self.field], *ends})
-                self.slider.value = ends
+            self.slider.unobserve(self._slid, "value")  # new marks move it, which is nobody's choice
+            self.slider.options = sorted({*SENSIBLE[self.field], *ends})
+            self.slider.value = ends
+            self.slider.observe(self._slid, "value")
         elif self.slider.value != ends:
             self.slider.value = ends
 
