@@ -89,11 +89,21 @@ class Client:
                 stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT, env=_environment(),
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
             )  # fmt: skip
+        self._last_words = ""
+        self._watch = threading.Thread(target=self._see_off, name="gptlab supervisor", daemon=True)
+        self._watch.start()
         atexit.register(self.close)
 
     def is_alive(self) -> bool:
-        """Whether the supervisor lives; reaps it where it does not."""
+        """Whether the supervisor lives."""
         return self.process.poll() is None
+
+    def _see_off(self) -> None:
+        """Waits for the supervisor's end, however it comes, so that neither a zombie nor a file of it is left."""
+        self.process.wait()
+        with contextlib.suppress(OSError):
+            self._last_words = (self.folder / "supervisor.log").read_text(errors="replace")[-2000:].strip()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def send(self, order: dict[str, Any], *fds: int) -> None:
         """One command, one line. Raises BrokenPipeError where the supervisor is gone."""
@@ -108,18 +118,15 @@ class Client:
             return  # a fork leaves its parent's supervisor alone
         atexit.unregister(self.close)
         self._socket.close()
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        self._watch.join(5)
+        if self._watch.is_alive():
             self.process.kill()  # its workers see that
-            self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            self._watch.join()
 
     def last_words(self) -> str:
-        """The end of the supervisor's own log, which is empty unless something went wrong there."""
-        with contextlib.suppress(OSError):
-            return (self.folder / "supervisor.log").read_text(errors="replace")[-2000:].strip()
-        return ""
+        """After its death: the end of the supervisor's own log, which is empty unless something went wrong there."""
+        self._watch.join(1)
+        return self._last_words
 
 
 def _environment() -> dict[str, str]:

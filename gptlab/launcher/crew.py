@@ -131,7 +131,7 @@ class Crew:
         found = read_json(place)
         steps = [row["step"] for row in self.run.metrics() if row["attempt"] == self.attempt]
         step = steps[-1] if steps else None
-        after = "before the first step" if step is None else f"after step {step}"
+        after = "before its first step" if step is None else f"after step {step}"
         checkpoints = self.run.checkpoints()
         newest = checkpoints[-1].name if checkpoints else None
         aborted = next((rank for rank, code in self.codes.items() if code == -signal.SIGABRT), None)

@@ -33,7 +33,6 @@ class Handle:
     @property
     def status(self) -> str:
         """One word: preparing, starting, running, restarting, finished, stopped, failed, diverged or lost."""
-        self._client.is_alive()  # reaps a dead supervisor
         return self.run.state
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -71,7 +70,6 @@ class Handle:
                 raise TimeoutError(f"the run {self.run.name!r} is still {self.status} after {timeout:g} s")
             time.sleep(pause)
             pause = min(0.1, pause * 1.5)
-        self._client.is_alive()
         result = self.run.result()
         if result is not None and result.get("attempt", 0) >= self._attempt:
             return result
