@@ -73,7 +73,7 @@ class Job(threading.Thread):
                 return self._fail(failure, reason)
             self._writer().status("restarting", pids=[], world_size=world_size, message=failure.message)
             self.attempt = self.claim.new_attempt(keep_stop=True)
-        self._end("stopped", message="ended while no step was being taken")
+        self._end("stopped", message="killed on request" if self._killed.is_set() else "stopped between two attempts")
 
     def _prepare(self) -> bool:
         """Prepares the text in a process of its own, which may take minutes. Whether the run can go on."""
