@@ -105,7 +105,7 @@ class Lab:
         self._run.add_class("gptlab-run")
         self._stop.add_class("gptlab-stop")
         for widget, word in ((self._picture, "picture"), (self._table, "runs"), (self._progress, "progress")):
-            widget.layout.width = "100%"
+            widget.layout.width = "calc(100% - 4px)"  # ipywidgets adds a margin
             widget.add_class(f"gptlab-{word}")
         self._plan.add_class("gptlab-plan")
         self._message.add_class("gptlab-message")

@@ -60,7 +60,7 @@ def describe(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> str:
     if len(known) == len(configs):
         parts.append(f"<b>about {duration(sum(known))}</b> of training predicted ({html.escape(f'{device}, {dtype}')})")
     elif device:
-        parts.append(f"time not predictable before a first run has measured this {html.escape(device)}")
+        parts.append(f"time unknown until a run has measured this {html.escape(device)} while it was idle")
     return " · ".join(parts) + (f"<br>{_reasons(invalid)}" if invalid else "")
 
 

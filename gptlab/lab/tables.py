@@ -26,7 +26,8 @@ _STYLE = """<style>
 .gptlab-table th, .gptlab-table td {padding: 2px 10px 2px 4px; text-align: right; white-space: nowrap; border: none}
 .gptlab-table th {font-weight: 600; border-bottom: 1px solid var(--jp-border-color1, #bbb); vertical-align: bottom}
 .gptlab-table tbody tr {border-bottom: 1px solid var(--jp-border-color2, #e4e4e4); background: transparent}
-.gptlab-table td.text, .gptlab-table th.text {text-align: left} .gptlab-table td.why {white-space: normal}
+.gptlab-table td.text, .gptlab-table th.text {text-align: left}
+.gptlab-table td.why {white-space: normal}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
 </style>"""
@@ -154,8 +155,9 @@ def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
     return (
         '<div style="display:flex;align-items:center;gap:12px;font-size:12px;'
         'font-family:var(--jp-ui-font-family,sans-serif)">'
-        f'<progress value="{share:.3f}" max="1" aria-label="{said}" style="flex:1;height:14px;'
-        f'accent-color:var(--jp-brand-color1,#0072b2)"></progress><span style="min-width:21em">{said}</span></div>'
+        f'<progress value="{share:.3f}" max="1" aria-label="{said}" style="flex:1;min-width:80px;height:14px;'
+        f'accent-color:var(--jp-brand-color1,#0072b2)"></progress>'
+        f'<span style="min-width:26em;padding-right:8px">{said}</span></div>'
     )
 
 
