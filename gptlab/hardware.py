@@ -247,7 +247,9 @@ def rates(device: str, dtype: str, *, measure: bool) -> Rates | None:
     s), else None. A process that trains asks before its first step, while the others wait for it."""
     name, threads = device_name(device), cores()
     found = peaks.cached(name, dtype, threads)
-    return found or (peaks.measure_and_keep(device, name, dtype, threads) if measure else None)
+    if measure and (found is None or found.is_provisional):
+        return peaks.measure_and_keep(device, name, dtype, threads)
+    return found
 
 
 # What `gptlab doctor` says -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,8 +58,8 @@ BUSY_SHARE = 0.85
 """Least share of its threads' time that a measurement must get on a CPU; threads that wait for each other spin, so less
 means that others used the cores. A machine left alone gave 0.91 to 0.99."""
 
-PATIENCE_S = 3.0
-"""Seconds after which a busy machine is not measured again: a run waits for it."""
+BUSY_FOR_S = 600.0
+"""Seconds for which rates that were measured on a busy machine serve, before a run spends the time to try again."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,14 @@ class Rates:
     copy_bytes_per_s: float
     """Bytes a second that a copy of 64 MB reads and writes, into memory that is there, as updates in place do."""
     busy: bool = False
-    """Whether others were using the cores meanwhile, so that the figures are too low; such are not kept."""
+    """Whether others were using the cores meanwhile, so that the figures are too low."""
+    time: float = 0.0
+    """When they were measured, in seconds since 1970."""
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether it is time to try again: a busy machine's figures, and not of this moment."""
+        return self.busy and time.time() - self.time > BUSY_FOR_S
 
 
 def known_peak(device_name: str, dtype: str) -> Peak | None:
@@ -131,33 +138,31 @@ def all_cached() -> dict[str, Rates]:
         values = [entry.get(name) if isinstance(entry, dict) else None for name in names]
         rates = [float(value) for value in values if isinstance(value, (int, float)) and 0 < value < math.inf]
         if len(rates) == len(names):
-            found[key] = Rates(rates[0], rates[1], rates[2], rates[3], rates[4])
+            busy, when = entry.get("busy") is True, entry.get("time")
+            found[key] = Rates(
+                rates[0], rates[1], rates[2], rates[3], rates[4], busy, when if isinstance(when, float) else 0.0
+            )
     return found
 
 
 def measure_and_keep(device: str, name: str, dtype: str, threads: int) -> Rates:
-    """Measures, and writes the result to the user's cache unless the machine was busy.
+    """Measures, and writes the result to the user's cache.
 
-    One process measures at a time; one that waited takes what the other found. On a busy CPU it tries again
-    up to PATIENCE_S, and the fastest is returned: marked, and not kept. Where the cache cannot be written, the next run
-    measures again.
+    One process measures at a time; one that waited takes what the other found. A busy CPU's figures are marked, the
+    faster of an old and a new one is kept, and after BUSY_FOR_S a run tries again. Where the cache cannot be written,
+    the next run measures again.
     """
     with _lock():
-        if found := cached(name, dtype, threads):
-            return found
-        start = time.monotonic()
-        while True:
-            tried = measure(device, dtype, threads)
-            found = tried if found is None or tried.peak_flops > found.peak_flops else found
-            if not tried.busy:
-                found = tried
-            if not found.busy or time.monotonic() - start > PATIENCE_S:
-                break
-        if not found.busy:
-            kept = {key: asdict(entry) for key, entry in all_cached().items()}
-            kept[cache_key(name, dtype, threads)] = asdict(found)
-            with contextlib.suppress(OSError):
-                write_json(cache_file(), kept)
+        before = cached(name, dtype, threads)
+        if before and not before.is_provisional:
+            return before
+        found = measure(device, dtype, threads)
+        if before and found.busy and before.peak_flops > found.peak_flops:
+            found = replace(before, time=found.time)
+        kept = {key: asdict(entry) for key, entry in all_cached().items()}
+        kept[cache_key(name, dtype, threads)] = asdict(found)
+        with contextlib.suppress(OSError):
+            write_json(cache_file(), kept)
         return found
 
 
@@ -247,4 +252,5 @@ def measure(device: str, dtype: str, threads: int) -> Rates:
         elementwise_bytes_per_s=5 * wide.numel() * 4 / gelu,  # reads 1, writes 1; reads 2, writes 1
         copy_bytes_per_s=2 * source.numel() * source.element_size() / copy,
         busy=device == "cpu" and share < BUSY_SHARE,
+        time=time.time(),
     )

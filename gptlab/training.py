@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptlab import checkpoint, costs
+from gptlab import checkpoint, costs, memory
 from gptlab.batches import Batches, all_windows, fixed_windows, share, windows
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
-from gptlab.hardware import Peak
 from gptlab.model import GPT
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
+from gptlab.peaks import Peak
 from gptlab.runs import RunWriter
 from gptlab.step import StepResult, TrainStep, make_optimizer, precision
 
@@ -143,7 +143,8 @@ class Trainer:
             "step": self.done, "tokens": self.done * tokens, "loss": step.loss, "lr": step.lr,
             "grad_norm": step.grad_norm, "step_s": seconds, "tokens_per_s": rate,
             "mfu": costs.flops_per_token(config) * rate / self.peak.flops if self.peak else None,
-            "peak_bytes": _peak_bytes(self.world.device), "world_size": self.world.size, "time_s": self.time_s,
+            "peak_bytes": memory.peak_bytes(self.world.device.type), "world_size": self.world.size,
+            "time_s": self.time_s,
         }  # fmt: skip
         if step.skipped:
             row |= {"skipped": True, "loss": _plain(step.loss), "grad_norm": _plain(step.grad_norm)}
@@ -235,13 +236,3 @@ class Trainer:
 def _plain(value: float) -> float | None:
     """A number that JSON knows, or None."""
     return value if np.isfinite(value) else None
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held: the GPU's allocator on CUDA, resident memory elsewhere."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-    import sys
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

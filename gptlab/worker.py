@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptlab import costs, hardware
+from gptlab import costs, hardware, memory
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.peaks import Peak
 from gptlab.runs import Claim, Run, RunWriter
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def _prepare(
     device = _device(config, setting.device, local_rank, local_size)
     world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
     pids = _pids(rank, world_size, store)
-    peak = hardware.total_peak(setting.device, setting.dtype, world_size, measure=True) if rank == 0 else None
+    peak = _peak(info, setting, world_size) if rank == 0 else None
+    memory.reset_peak(setting.device)
     if rank == 0:
         writer.update_info(
             config=config.to_dict(), setting=vars(setting), reasons=reasons, world_size=world_size,
@@ -227,6 +229,14 @@ def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) ->
     device = torch.device("cuda", local_rank % count)
     torch.cuda.set_device(device)
     return device
+
+
+def _peak(info: dict[str, Any], setting: Setting, world_size: int) -> Peak | None:
+    """The rate that MFU is measured against: this run's own where it has one, so that an attempt need not measure."""
+    kept = info.get("peak")
+    if kept and info.get("world_size") == world_size:
+        return Peak(**kept)
+    return hardware.total_peak(setting.device, setting.dtype, world_size, measure=True)
 
 
 def _pids(rank: int, world_size: int, store: Store | None) -> list[int]:

@@ -148,6 +148,7 @@ def test_predicted_time_follows_the_rates() -> None:
 
 
 def test_cost_is_plain_and_predicts_once_rates_are_known() -> None:
+    peaks.cache_file().unlink()
     config = preset("gpt2", device="cpu", dtype="float32", global_batch_size=8)
     before = costs.cost(config)
     assert json.loads(json.dumps(before)) == before
@@ -156,7 +157,6 @@ def test_cost_is_plain_and_predicts_once_rates_are_known() -> None:
     assert before["predicted_step_s"] is None and before["peak_flops"] is None
     entry = dataclasses.asdict(peaks.Rates(4e11, 3e11, 1e11, 1e10, 2e10))
     key = peaks.cache_key(hardware.device_name("cpu"), "float32", hardware.cores())
-    peaks.cache_file().parent.mkdir(parents=True)
     peaks.cache_file().write_text(json.dumps({key: entry}))
     after = costs.cost(config)
     assert after["peak_flops"] == 4e11 and "measured" in after["peak_source"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from gptlab.config import ConfigError
 from gptlab.peaks import Rates, known_peak
 
 RATES = Rates(4e11, 3e11, 1e11, 1e10, 2e10)
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(own_folders: None) -> None:
+    """These tests begin on a machine that nobody has measured."""
+    peaks.cache_file().unlink()
+    peaks.cache_file().parent.rmdir()
 
 
 @pytest.mark.parametrize(
@@ -86,13 +94,30 @@ def test_measured_once_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(peaks.all_cached()) == 2  # the first is still there
 
 
-def test_a_busy_machines_rates_are_marked_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Rates(1e11, 1e11, 1e11, 1e10, 1e10, busy=True)
-    monkeypatch.setattr(peaks, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(peaks, "measure", lambda *args: busy)
-    found = hardware.peak("cpu", "float32", measure=True)
-    assert found is not None and "while others" in found.source
-    assert hardware.peak("cpu", "float32", measure=False) is None
+def test_a_busy_machines_rates_are_marked_and_serve_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[Rates] = []
+
+    def measured(flops: float, *, busy: bool, age: float) -> float:
+        """The rate that a run gets which finds the machine like this, so many seconds after it was measured."""
+        reading = Rates(flops, 1e11, 1e11, 1e10, 1e10, busy=busy, time=time.time() - age)
+
+        def measure(*_: object) -> Rates:
+            readings.append(reading)
+            return reading
+
+        monkeypatch.setattr(peaks, "measure", measure)
+        found = hardware.peak("cpu", "float32", measure=True)
+        assert found is not None and ("while others" in found.source) == readings[-1].busy
+        return found.flops
+
+    assert measured(2e11, busy=True, age=0) == 2e11
+    assert measured(9e11, busy=True, age=0) == 2e11 and len(readings) == 1  # still serves
+    for key, entry in (kept := json.loads(peaks.cache_file().read_text())).items():
+        kept[key] = entry | {"time": time.time() - 2 * peaks.BUSY_FOR_S}
+    peaks.cache_file().write_text(json.dumps(kept))
+    assert measured(1e11, busy=True, age=2 * peaks.BUSY_FOR_S) == 2e11 and len(readings) == 2  # the faster one is kept
+    assert measured(1.5e11, busy=False, age=0) == 1.5e11  # a quiet machine's figure is the truth
+    assert measured(3e11, busy=False, age=0) == 1.5e11 and len(readings) == 3
 
 
 @pytest.mark.parametrize(
