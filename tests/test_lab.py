@@ -381,7 +381,7 @@ def test_importing_and_making_a_lab_loads_no_torch_and_draws_nothing_here(tmp_pa
 
 
 def test_sweep_names_follow_the_settings_not_the_shape() -> None:
-    from gptlab.lab.notebook import sweep_name
+    from gptlab.lab.naming import sweep_name
 
     base = TrainConfig(max_iters=10)
     assert sweep_name("lab", base) == sweep_name("lab", base.replace(n_layer=3))

@@ -17,9 +17,7 @@ Left out on purpose: choosing (`panel.py`), prices (`plan.py`), the queue of run
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import html
-import json
 import os
 import queue
 import threading
@@ -31,9 +29,9 @@ import ipywidgets as widgets
 
 from gptlab import sweeps
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.grid import SHAPE
 from gptlab.lab import plan
 from gptlab.lab.drawing import Artist, Painter, save
+from gptlab.lab.naming import sweep_name, sweeps_in
 from gptlab.lab.owner import Owner, take_over
 from gptlab.lab.panel import ConfigPanel
 from gptlab.runs import default_runs_dir, list_runs
@@ -122,7 +120,7 @@ class Lab:
             options=[("steps", "step"), ("tokens", "tokens"), ("FLOPs", "flops"), ("seconds", "time_s")],
             description="against", **small,
         )  # fmt: skip
-        found = _sweeps_in(self.runs_dir)
+        found = sweeps_in(self.runs_dir)
         self._shown = widgets.Dropdown(options=[*found, ALL], value=[*found, ALL][0], description="show", **small)
         for choice in (self._x, self._shown):
             choice.observe(lambda _: commands.put(("look",)), "value")
@@ -327,7 +325,7 @@ class Lab:
 
     def _offer(self, name: str) -> None:
         """Shows a sweep, and offers those that came since."""
-        options = (*_sweeps_in(self.runs_dir), ALL)
+        options = (*sweeps_in(self.runs_dir), ALL)
         if self._shown.options != options:
             self._shown.options = options
         self._shown.value = name
@@ -345,18 +343,6 @@ class Lab:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise RuntimeError("This Lab is closed, or one that was made later has taken over: use that one.")
-
-
-def sweep_name(name: str, base: TrainConfig) -> str:
-    """The name of the sweep that has these settings: the Lab's, and a hash of all but the shape."""
-    settings = {field: value for field, value in base.to_dict().items() if field not in SHAPE}
-    return f"{name}-{hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]}"
-
-
-def _sweeps_in(runs_dir: Path) -> list[str]:
-    """Names of the sweeps in a folder, the newest first."""
-    found = sorted(runs_dir.glob("*.sweep.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.name.removesuffix(".sweep.json") for path in found]
 
 
 def _warm_launcher() -> None:
