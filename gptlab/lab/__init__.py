@@ -4,9 +4,9 @@
     >>> lab = Lab()
     >>> lab
 
-`notebook.py` is the Lab, `owner.py` its thread, `panel.py` its choices, `plan.py` what they cost, `naming.py` what sweeps
-are called; `drawing.py` is the process that draws, `figures.py` and `tables.py` are what it draws; `demo.py` runs the
-notebook without a browser.
+`notebook.py` is the Lab, `owner.py` its thread, `panel.py` its choices, `plan.py` what they cost, `naming.py` what
+sweeps are called; `drawing.py` is the process that draws, `figures.py` and `tables.py` are what it draws; `demo.py` runs
+the notebook without a browser.
 """
 
 from __future__ import annotations

@@ -138,9 +138,6 @@ class Lab:
         """The widgets, and a text that is always the same, so that executed notebooks can be compared."""
         return {**(self.widget._repr_mimebundle_() or {}), "text/plain": "Lab"}
 
-    def __repr__(self) -> str:
-        return "Lab"
-
     # What buttons do, as calls ---------------------------------------------------------------------------------------
 
     def choose(self, **choice: Any) -> None:
