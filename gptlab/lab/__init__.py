@@ -5,7 +5,7 @@
     >>> lab
 
 `notebook.py` is the Lab, `owner.py` its thread, `panel.py` its choices, `plan.py` what they cost, `naming.py` what
-sweeps are called; `drawing.py` is the process that draws, `figures.py` and `tables.py` are what it draws; `demo.py` runs
+sweeps are called; `drawing.py` is the process that draws, `figures.py` and `tables.py` what it draws; `demo.py` runs
 the notebook without a browser.
 """
 
