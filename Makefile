@@ -24,7 +24,7 @@ help:
 	@sed -n '4,7s/^#//p' Makefile
 
 lab: $(READY)
-	$(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
+	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
 
 demo: $(READY)
 	$(BIN)/python -m gptlab.lab.demo

@@ -16,7 +16,7 @@ that restarts loses nothing and a run on another machine looks like one on this.
     >>> from gptlab.runs import Run
     >>> Run("runs/first").frame()[["step", "loss"]].tail()
 
-Left out on purpose: starting processes (`launcher/`) and what a checkpoint holds (`checkpoint.py`).
+Left out on purpose: writing one (`recording.py`), and what a checkpoint holds (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -25,27 +25,18 @@ import contextlib
 import fcntl
 import json
 import os
-import re
-import socket
-import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 
 if TYPE_CHECKING:
     import pandas
 
-FORMAT = 1
-"""Version of the layout, in run.json."""
 ACTIVE = ("preparing", "starting", "running", "restarting")
 """States in which a trainer should be alive."""
 FINAL = ("finished", "stopped", "failed", "diverged")
 """States that result.json records. A reader adds `lost`: the trainer went without a word."""
-
-
-class StaleWriterError(RuntimeError):
-    """A newer attempt owns the run directory; this process must not write to it any more."""
 
 
 def default_runs_dir() -> Path:
@@ -72,16 +63,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def check_name(name: str) -> str:
-    """A run's name as given, or ConfigError where it could not be a folder's name everywhere."""
-    if not re.fullmatch(r"\w[\w .+=,-]{0,99}", name) or name != name.strip():
-        raise ConfigError(
-            f"The name {name!r} cannot be a folder: use up to 100 letters, digits, spaces, '.', '_', '-', '+', "
-            "starting with a letter or digit."
-        )
-    return name
 
 
 class Run:
@@ -228,41 +209,6 @@ def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[Run]:
     return sorted(found, key=lambda run: (run.info.get("created", 0), run.name))
 
 
-def create_run(config: TrainConfig, name: str | None, runs_dir: Path, **info: Any) -> Run:
-    """Makes a new run directory with its run.json; a name that is taken is refused.
-
-    Args:
-        name: None makes one up from the shape and the time.
-        info: further entries of run.json.
-    """
-    from gptlab import __version__
-
-    shape = f"{config.n_layer}x{config.n_head}x{config.n_embd}"
-    wanted = check_name(name) if name else f"{shape}-{time.strftime('%m%d-%H%M%S')}"
-    path, count = runs_dir / wanted, 1
-    try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                if name:
-                    raise ConfigError(
-                        f"There is a run {name!r} in {runs_dir} already: choose another --name, or go on with "
-                        f"`gptlab train --resume {name}`."
-                    ) from None
-                path, count = runs_dir / f"{wanted}-{count}", count + 1
-    except OSError as error:
-        raise ConfigError(f"{runs_dir} cannot hold runs ({error.strerror}): choose another --runs-dir.") from None
-    write_json(
-        path / "run.json",
-        {"format": FORMAT, "name": path.name, "created": time.time(), "gptlab": __version__,
-         "config": config.to_dict(), **info},
-    )  # fmt: skip
-    return Run(path)
-
-
 def is_locked(path: Path) -> bool:
     """Whether some living process holds the right to write this run."""
     try:
@@ -273,141 +219,6 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-class Claim:
-    """The right to start attempts on a run directory, held while this process lives.
-
-    One process holds it at a time (flock, which the kernel ends with the process); each attempt writes a higher
-    generation into the file, and a writer of an older one is refused by `RunWriter`.
-    """
-
-    def __init__(self, path: Path, *, wait_s: float = 1.0) -> None:
-        self.path = path
-        self._file: IO[str] = open(path / "lock", "a+")  # noqa: SIM115 - held open on purpose
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    self._file.close()
-                    raise ConfigError(
-                        f"The run {path.name!r} is being trained by another process: wait for it, stop it with "
-                        f"`gptlab runs stop {path.name}`, or choose another --name."
-                    ) from None
-                time.sleep(0.02)  # a reader's look holds it for an instant
-
-    @classmethod
-    def adopt(cls, path: Path, fd: int) -> Self:
-        """The claim that another process took and handed over as an open file: the lock is free at no instant."""
-        claim = cls.__new__(cls)
-        claim.path, claim._file = path, os.fdopen(fd, "a+")
-        claim._sign(claim._generation())
-        return claim
-
-    def fileno(self) -> int:
-        """The open file that holds the lock, for handing it over."""
-        return self._file.fileno()
-
-    def new_attempt(self, *, keep_stop: bool = False) -> int:
-        """The number of a new attempt, from 1; makes its folder, clears `stop`, and archives an old result.
-
-        Args:
-            keep_stop: for an attempt that replaces a lost one: a stop asked for in between still counts.
-        """
-        done = [int(folder.name) for folder in (self.path / "attempts").glob("[0-9]*")]
-        attempt = max([self._generation(), *done], default=0) + 1
-        folder = self.path / "attempts" / f"{attempt:02d}"
-        folder.mkdir(parents=True)
-        self._sign(attempt)
-        if not keep_stop:
-            (self.path / "stop").unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(self.path / "result.json", folder / "previous-result.json")
-        return attempt
-
-    def _sign(self, generation: int) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump({"generation": generation, "pid": os.getpid(), "host": socket.gethostname()}, self._file)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def _generation(self) -> int:
-        self._file.seek(0)
-        with contextlib.suppress(ValueError, KeyError):
-            return int(json.loads(self._file.read())["generation"])
-        return 0
-
-    def release(self) -> None:
-        """Lets another process claim the run."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class RunWriter:
-    """Writes a run directory for one attempt: rank 0 while workers live, the supervisor while none does."""
-
-    def __init__(self, path: Path, attempt: int) -> None:
-        self.path, self.attempt = path, attempt
-        self.folder = path / "attempts" / f"{attempt:02d}"
-        self._metrics: IO[str] | None = None
-
-    def check(self) -> None:
-        """Raises StaleWriterError if a newer attempt has taken over."""
-        lock = read_json(self.path / "lock") or {}
-        if lock.get("generation", self.attempt) != self.attempt:
-            raise StaleWriterError(
-                f"attempt {lock['generation']} has taken over {self.path}; attempt {self.attempt} may not write"
-            )
-
-    def log(self, row: dict[str, Any]) -> None:
-        """Appends a row, with its attempt, and hands it to the system at once."""
-        if self._metrics is None:
-            self._metrics = open(self.path / "metrics.jsonl", "ab+", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
-            self._end_half_line()
-        line = json.dumps({**row, "attempt": self.attempt}) + "\n"
-        self._metrics.write(line.encode())  # type: ignore[union-attr,arg-type]
-
-    def _end_half_line(self) -> None:
-        """A killed writer may have left half a line: end it, so that the next row stands on one of its own."""
-        file: Any = self._metrics
-        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-            file.write(b"\n")
-
-    def status(self, state: str, **more: Any) -> None:
-        """Replaces status.json."""
-        self.check()
-        write_json(self.path / "status.json", {"state": state, "attempt": self.attempt, "updated": time.time(), **more})
-
-    def update_info(self, **entries: Any) -> None:
-        """Adds entries to run.json."""
-        self.check()
-        write_json(self.path / "run.json", (read_json(self.path / "run.json") or {}) | entries, durable=True)
-
-    def result(self, status: str, **more: Any) -> None:
-        """Writes the final record."""
-        self.check()
-        write_json(self.path / "result.json", {"status": status, "attempt": self.attempt, **more}, durable=True)
-
-    def error(self, rank: int, step: int | None, error: BaseException, traceback: str) -> None:
-        """Keeps an attempt's first error; later ones are mostly its echoes."""
-        with contextlib.suppress(FileExistsError), open(self.folder / "error.json", "x") as file:
-            json.dump(
-                {"rank": rank, "step": step, "type": type(error).__name__, "message": str(error),
-                 "traceback": traceback, "time": time.time()}, file, indent=1,
-            )  # fmt: skip
-
-    def stop_requested(self) -> bool:
-        """Whether someone asked for a stop."""
-        return (self.path / "stop").exists()
 
 
 def _median(values: list[float]) -> float | None:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.grid import Cell, cells, checked
-from gptlab.runs import Run, check_name, default_runs_dir, is_locked, read_json, write_json
+from gptlab.recording import check_name
+from gptlab.runs import Run, default_runs_dir, is_locked, read_json, write_json
 
 if TYPE_CHECKING:
     import pandas

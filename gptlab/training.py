@@ -27,7 +27,7 @@ from gptlab.model import GPT
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
-from gptlab.runs import RunWriter
+from gptlab.recording import RunWriter
 from gptlab.step import StepResult, TrainStep, make_optimizer, precision
 
 STATUS_EVERY_S = 0.5

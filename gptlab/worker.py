@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from gptlab import costs, hardware, memory
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.peaks import Peak
-from gptlab.runs import Claim, Run, RunWriter
+from gptlab.recording import Claim, RunWriter
+from gptlab.runs import Run
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import torch
 from gptlab import checkpoint
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
-from gptlab.runs import StaleWriterError
+from gptlab.recording import StaleWriterError
 from gptlab.step import make_optimizer
 
 SHAPE = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=65)

@@ -15,7 +15,8 @@ import pytest
 
 from gptlab.cli import COMMANDS, main
 from gptlab.config import TrainConfig, field_docs, field_types, preset
-from gptlab.runs import Claim, Run, RunWriter, create_run
+from gptlab.recording import Claim, RunWriter, create_run
+from gptlab.runs import Run
 
 LINE = "--n-layer 1 --n-head 2 --n-embd 32 --block-size 32 --global-batch-size 4 --max-iters 6 --tokenizer char"
 TINY = [*LINE.split(), "--device", "cpu", "--dtype", "float32", "--threads", "1"]

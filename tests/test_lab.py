@@ -22,7 +22,8 @@ import pytest
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.lab import figures, plan, tables
 from gptlab.lab.drawing import Artist, Painter
-from gptlab.runs import Claim, Run, RunWriter, create_run
+from gptlab.recording import Claim, RunWriter, create_run
+from gptlab.runs import Run
 
 widgets = pytest.importorskip("ipywidgets", reason="the lab's widgets are not installed")
 

@@ -22,7 +22,8 @@ from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
 from gptlab.launcher.handle import Handle
 from gptlab.launcher.verdict import FRUITLESS, Failure, reason_to_end
-from gptlab.runs import Claim, Run, create_run, default_runs_dir, list_runs, read_json, write_json
+from gptlab.recording import Claim, create_run
+from gptlab.runs import Run, default_runs_dir, list_runs, read_json, write_json
 
 
 def small(text: Path, **changes: Any) -> TrainConfig:
@@ -243,7 +244,7 @@ def test_a_directory_that_is_removed_ends_its_run(tinytext: Path) -> None:
 WORKERS = """
 import os, signal, sys, time
 from gptlab.config import ConfigError
-from gptlab.runs import RunWriter
+from gptlab.recording import RunWriter
 
 def row(path, attempt, step):
     RunWriter(path, attempt).log({"step": step, "loss": 1.0})

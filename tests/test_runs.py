@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.runs import Claim, Run, RunWriter, StaleWriterError, create_run, list_runs
+from gptlab.recording import Claim, RunWriter, StaleWriterError, create_run
+from gptlab.runs import Run, list_runs
 
 
 @pytest.fixture
@@ -62,7 +63,8 @@ def test_one_process_claims_at_a_time(run: Run) -> None:
     with Claim(run.path) as claim:
         assert claim.new_attempt() == 1
         script = (
-            "import sys; from pathlib import Path; from gptlab.runs import Claim; Claim(Path(sys.argv[1]), wait_s=0)"
+            "import sys; from pathlib import Path; from gptlab.recording import Claim\n"
+            "Claim(Path(sys.argv[1]), wait_s=0)"
         )
         other = subprocess.run([sys.executable, "-c", script, run.path], capture_output=True, text=True)
         assert other.returncode == 1 and "being trained by another process" in other.stderr

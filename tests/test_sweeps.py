@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gptlab.config import ConfigError, TrainConfig, preset
-from gptlab.runs import Claim, Run, RunWriter, create_run, read_json
+from gptlab.recording import Claim, RunWriter, create_run
+from gptlab.runs import Run, read_json
 from gptlab.sweeps import Sweep, sweep
 
 

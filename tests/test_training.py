@@ -14,7 +14,8 @@ from gptlab import corpus
 from gptlab.batches import all_windows
 from gptlab.config import TrainConfig
 from gptlab.parallel.world import World
-from gptlab.runs import Run, RunWriter, create_run
+from gptlab.recording import RunWriter, create_run
+from gptlab.runs import Run
 from gptlab.training import Setting, Trainer, human_line
 
 

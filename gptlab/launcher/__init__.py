@@ -33,7 +33,8 @@ from pathlib import Path
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
 from gptlab.launcher.handle import Handle
-from gptlab.runs import Claim, Run, create_run, default_runs_dir
+from gptlab.recording import Claim, create_run
+from gptlab.runs import Run, default_runs_dir
 
 __all__ = ["Handle", "launch", "resume", "warm"]
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import gptlab
 from gptlab.launcher.handle import Handle
-from gptlab.runs import Claim, Run, RunWriter
+from gptlab.recording import Claim, RunWriter
+from gptlab.runs import Run
 
 WORKER = "gptlab.worker:run_rank"
 """What every rank runs."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from gptlab.launcher import entry
 from gptlab.launcher.verdict import Failure
-from gptlab.runs import Run, RunWriter, read_json, write_json
+from gptlab.recording import RunWriter
+from gptlab.runs import Run, read_json, write_json
 
 ECHO_S = 0.05
 """How long the others of a lost worker are given: a death is reported a moment after what it causes."""

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from gptlab.runs import RunWriter
+from gptlab.recording import RunWriter
 
 
 def work(

@@ -13,7 +13,8 @@ from typing import Any
 from gptlab.launcher import entry
 from gptlab.launcher.crew import Crew
 from gptlab.launcher.verdict import Failure, reason_to_end
-from gptlab.runs import Claim, Run, RunWriter, read_json
+from gptlab.recording import Claim, RunWriter
+from gptlab.runs import Run, read_json
 
 LOOK_S = 0.1
 """Seconds between two looks for a `stop`, while no worker is there to look."""

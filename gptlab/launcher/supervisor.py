@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.launcher.job import Job
-from gptlab.runs import Claim
+from gptlab.recording import Claim
 
 
 def main() -> None:
