@@ -118,8 +118,10 @@ def mfu(config: GPTConfig, tokens_per_s: float, peak_flops: float | None) -> flo
 
 
 def state_bytes(config: GPTConfig) -> int:
-    """Training state of one process: weight, gradient and AdamW's two moments, float32 each, so 16 bytes a number."""
-    return 16 * parameters(config).allocated
+    """Training state of one process: weight, gradient and AdamW's two moments, float32 each, so 16 bytes a number; Muon
+    keeps one moment for the blocks' matrices."""
+    one_less = 12 * config.n_layer * config.n_embd**2 if getattr(config, "optimizer", "adamw") == "muon" else 0
+    return 16 * parameters(config).allocated - 4 * one_less
 
 
 def activation_bytes(
