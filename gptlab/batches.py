@@ -106,14 +106,3 @@ def windows(tokens: Tokens, starts: npt.NDArray[np.int64], block_size: int) -> t
     rows = np.lib.stride_tricks.sliding_window_view(tokens, block_size + 1)[starts]  # (B, T + 1), a copy
     both = torch.from_numpy(rows.astype(np.int64))
     return both[:, :-1], both[:, 1:]
-
-
-def fixed_windows(tokens: Tokens, count: int, block_size: int, seed: int) -> npt.NDArray[np.int64]:
-    """Starts of `count` windows for looks at the validation loss: the same at each, never training's own."""
-    generator = np.random.Generator(np.random.Philox(key=stream_seed("eval", seed)))
-    return generator.integers(0, len(tokens) - block_size, size=count, dtype=np.int64)
-
-
-def all_windows(tokens: Tokens, block_size: int) -> npt.NDArray[np.int64]:
-    """Starts of the non-overlapping windows that cover a whole split; a shorter rest at the end is left out."""
-    return np.arange((len(tokens) - 1) // block_size, dtype=np.int64) * block_size

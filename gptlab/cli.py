@@ -46,6 +46,13 @@ def _sample(parser: Parser) -> None:
     _place(parser)
 
 
+def _eval(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's name or folder")
+    parser.add_argument("--split", default="", metavar="val|train", help="which part of the run's text [val]")
+    parser.add_argument("--file", metavar="PATH", help="a text file instead")
+    _place(parser)
+
+
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
@@ -81,6 +88,7 @@ def _doctor(parser: Parser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "train": ("Start a run, print its lines, and wait for its end. Ctrl-C stops it with a checkpoint.", _train),
     "sample": ("Let a run's newest checkpoint continue a text.", _sample),
+    "eval": ("Loss, perplexity and bits per byte of a run's newest checkpoint, over a whole split or a file.", _eval),
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
     "runs": ("List runs; show, stop or remove some.", _runs),
     "data": ("List prepared corpora, or prepare one.", _data),

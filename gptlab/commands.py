@@ -20,7 +20,7 @@ from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
-from gptlab.wording import cost_lines, doctor_lines, end_line, print_table, show_lines, sweep_columns, write
+from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -69,6 +69,26 @@ def sample(arguments: argparse.Namespace) -> int:
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+    return 0
+
+
+def eval(arguments: argparse.Namespace) -> int:
+    """Scores a run's newest checkpoint on a split of its text, or on a file."""
+    from pathlib import Path
+
+    run = Run.open(arguments.run, arguments.runs_dir)
+    if arguments.split and arguments.file:
+        raise ConfigError(f"--file {arguments.file} is no split of the run's text: leave out --split.")
+    if arguments.split not in ("", "val", "train"):
+        hint = did_you_mean(arguments.split, ("val", "train"))
+        raise ConfigError(f"There is no split {arguments.split!r}{hint}: choose val or train.")
+    from gptlab import evaluation
+
+    with progress_bar() as show:
+        record = evaluation.evaluate(
+            run, split=arguments.split or "val", file=Path(arguments.file) if arguments.file else None, progress=show
+        )
+    write(json.dumps(record, indent=1) if arguments.json else eval_line(record))
     return 0
 
 

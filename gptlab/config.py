@@ -38,7 +38,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "n_layer": (1, 1000), "n_head": (1, 1000), "n_embd": (1, 100_000), "block_size": (1, 1_000_000),
     "vocab_size": (0, 10_000_000), "dropout": (0.0, 0.999), "global_batch_size": (1, 1_000_000),
     "micro_batch_size": (0, 1_000_000), "max_iters": (1, 10**12), "learning_rate": (0.0, 1e3), "min_lr": (0.0, 1e3),
-    "warmup_iters": (0, 10**12), "lr_decay_iters": (0, 10**12), "weight_decay": (0.0, 1e3), "beta1": (0.0, 0.999999),
+    "warmup_iters": (0, 10**12), "lr_decay_iters": (0, 10**12), "cooldown_iters": (0, 10**12),
+    "muon_momentum": (0.0, 0.999999), "weight_decay": (0.0, 1e3), "beta1": (0.0, 0.999999),
     "beta2": (0.0, 0.999999), "grad_clip": (0.0, 1e6), "eval_interval": (1, 10**12), "eval_iters": (1, 10**9),
     "log_interval": (1, 10**9), "checkpoint_interval": (1, 10**12), "keep_checkpoints": (1, 10**6),
     "max_bad_steps": (1, 10**6), "seed": (0, 2**63 - 1), "nproc": (1, 4096), "threads": (0, 4096),
@@ -135,10 +136,18 @@ class TrainConfig(GPTConfig):
     """Learning rate after the decay; none takes a tenth of learning_rate."""
     warmup_iters: int = 100
     """Steps over which the learning rate rises linearly."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """After the warm-up: cosine falls from there on; wsd stays and falls in the last cooldown_iters steps."""
     lr_decay_iters: int | None = None
-    """Step at which the cosine decay ends; none takes max_iters."""
+    """Step at which the decay ends; none takes max_iters."""
+    cooldown_iters: int | None = None
+    """Steps in which wsd falls; none takes a fifth of the way to lr_decay_iters, 0 does not fall."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon is for the blocks' matrices, with AdamW for the rest."""
+    muon_momentum: float = 0.95
+    """Muon's memory of the gradient."""
     weight_decay: float = 0.1
-    """AdamW's decoupled decay, on matrices alone; biases, gains are not decayed."""
+    """Decoupled decay, on matrices alone; biases, gains are not decayed."""
     beta1: float = 0.9
     """AdamW's memory of the gradient."""
     beta2: float = 0.99
@@ -161,7 +170,7 @@ class TrainConfig(GPTConfig):
     """Decides initial weights, windows and dropout."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto takes cuda, then mps, then cpu."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "tfloat32", "bfloat16", "float16"] = "auto"
     """Precision of the matrix products; weights stay float32. auto chooses by the device and the width."""
     attention: Literal["auto", "sdpa", "math"] = "auto"
     """sdpa is torch's fused attention; math writes the scores out, slower and plain. auto is sdpa."""

@@ -118,8 +118,9 @@ def mfu(config: GPTConfig, tokens_per_s: float, peak_flops: float | None) -> flo
 
 
 def state_bytes(config: GPTConfig) -> int:
-    """Training state of one process: weight, gradient and AdamW's two moments, float32 each, so 16 bytes a number."""
-    return 16 * parameters(config).allocated
+    """Training state of one process: 16 bytes a number (weight, gradient, two moments), 12 where Muon has one."""
+    muon = 12 * config.n_layer * config.n_embd**2 if getattr(config, "optimizer", "") == "muon" else 0
+    return 16 * parameters(config).allocated - 4 * muon
 
 
 def activation_bytes(
@@ -207,8 +208,7 @@ def choose_micro_batch(
     divisor = max(size for size in range(1, most + 1) if share % size == 0)
     if 2 * divisor > most:
         return divisor
-    pieces = -(-share // most)
-    return -(-share // pieces)
+    return -(-share // -(-share // most))  # a share of the number of pieces
 
 
 def check_fits(

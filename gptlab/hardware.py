@@ -37,6 +37,9 @@ BFLOAT16_WIDTH = 256
 """Least n_embd at which `dtype auto` takes bfloat16 on a CPU. Under it autocast's casts cost more than the products
 gain: 4/4/128 took 34-43 ms a step with them and 28 without on an AMX machine; 6/6/384 was twice as fast."""
 
+FALLBACK = "WARNING, not as asked:"
+"""How the reason begins where a setting could not be had; the log and run.json have it."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -199,16 +202,28 @@ def resolve_device(device: str = "auto") -> tuple[str, str]:
 
 
 def resolve_dtype(dtype: str, device: str, n_embd: int) -> tuple[str, str]:
-    """What a `dtype` setting becomes on a device (cpu, cuda, mps), and why. Imports no torch."""
+    """What a `dtype` setting becomes on a device (cpu, cuda, mps), and why. Imports no torch.
+
+    One that the device has no instructions for becomes float32, and the reason begins with FALLBACK.
+    """
     native = cpu_bfloat16()
+    capability = next((found.capability for found in devices() if found.kind == "cuda"), None)
+    before_ampere = capability is not None and capability < 8
     if dtype != "auto":
-        slow = dtype == "bfloat16" and device == "cpu" and native is None
-        return dtype, "as asked, though this CPU has no bfloat16 instructions and will be slow" if slow else "as asked"
+        lacks = None
+        if dtype == "bfloat16" and device == "cpu" and native is None:
+            lacks = "this CPU has no bfloat16 instructions (amx_bf16, avx512_bf16 or bf16)"
+        elif dtype == "tfloat32" and device != "cuda":
+            lacks = f"tfloat32 is the tensor cores' of NVIDIA's GPUs, and this device is {device}"
+        elif dtype in ("bfloat16", "tfloat32") and device == "cuda" and before_ampere:
+            lacks = f"compute capability {capability} has none (it came with 8.0)"
+        return ("float32", f"{FALLBACK} {dtype} was asked for, but {lacks}") if lacks else (dtype, "as asked")
     if device == "cuda":
-        capability = next((found.capability for found in devices() if found.kind == "cuda"), None)
-        if capability is None or capability >= 8:
+        if not before_ampere:
             return "bfloat16", "auto: the GPU's tensor cores"
-        return "float32", f"auto: compute capability {capability} is before bfloat16 (8.0)"
+        if capability is not None and capability >= 7:
+            return "float16", f"auto: compute capability {capability} is before bfloat16 (8.0), and has float16's cores"
+        return "float32", f"auto: compute capability {capability} is before tensor cores (7.0)"
     if device == "cpu" and native and n_embd >= BFLOAT16_WIDTH:
         return "bfloat16", f"auto: the CPU has {native}, and n_embd is at least {BFLOAT16_WIDTH}"
     if device == "cpu" and native:

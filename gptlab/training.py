@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptlab import checkpoint, costs, memory
-from gptlab.batches import Batches, all_windows, fixed_windows, share, windows
+from gptlab import checkpoint, costs, evaluation, memory
+from gptlab.batches import Batches
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
 from gptlab.model import GPT
+from gptlab.optimizer import make_optimizer
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
+from gptlab.precision import allow_tfloat32
 from gptlab.recording import RunWriter
-from gptlab.step import StepResult, TrainStep, make_optimizer, precision
+from gptlab.step import StepResult, TrainStep
 
 STATUS_EVERY_S = 0.5
 """Seconds between two heartbeats."""
@@ -71,6 +73,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
         self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
+        allow_tfloat32(setting.dtype)
         attention = "math" if setting.attention == "math" else "sdpa"
         self.model = GPT(config, attention=attention, seed=config.seed).to(world.device)  # type: ignore[arg-type]
         self.optimizer = make_optimizer(self.model, config)
@@ -88,7 +91,7 @@ class Trainer:
         self.done = 0  # steps taken
         self.spent = 0.0  # seconds of the attempts before, up to the checkpoint that this one began at
         self.bad_steps = 0  # in a row
-        self.skipped_steps = 0
+        self._fixed: evaluation.Starts | None = None
         self.saved = -1  # step of the newest checkpoint
         self._began = time.monotonic()
         self._beat = 0.0
@@ -104,7 +107,9 @@ class Trainer:
         if found is not None:
             state = checkpoint.restore(found, self.model, self.optimizer, self.world.device)
             self.done = self.saved = state["step"]
-            self.spent, self.skipped_steps = state["time_s"], state["skipped_steps"]
+            self.spent, self.train_step.skipped = state["time_s"], state["skipped_steps"]
+            if self.train_step.scaler:
+                self.train_step.scaler.restore(state["scaler"])
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
 
@@ -135,8 +140,8 @@ class Trainer:
         """Counts the step and writes its row; the main rank prints it now and then."""
         config = self.config
         self.done += 1
-        self.bad_steps = self.bad_steps + 1 if step.skipped else 0
-        self.skipped_steps += step.skipped
+        if not step.rescaled:  # a float16 overflow is what the scale falls for: no sign of divergence, nor of health
+            self.bad_steps = self.bad_steps + 1 if step.skipped else 0
         tokens = config.global_batch_size * config.block_size
         rate = tokens / seconds
         row: dict[str, Any] = {
@@ -146,9 +151,14 @@ class Trainer:
             "peak_bytes": memory.peak_bytes(self.world.device.type), "world_size": self.world.size,
             "time_s": self.time_s,
         }  # fmt: skip
+        if step.scale is not None:
+            row["loss_scale"] = step.scale
         if step.skipped:
             row |= {"skipped": True, "loss": _plain(step.loss), "grad_norm": _plain(step.grad_norm)}
-            self.say(f"step {self.done} skipped: loss {step.loss}, gradient norm {step.grad_norm}")
+            why = f"loss {step.loss}, gradient norm {step.grad_norm}"
+            if step.rescaled:
+                why = f"float16 overflowed with the loss times {step.scale:g}, which is halved"
+            self.say(f"step {self.done} skipped: {why}")
         if self.writer is not None:
             self.writer.log(row)
         if not step.skipped and (self.done % config.log_interval == 0 or self.done == 1):
@@ -167,29 +177,26 @@ class Trainer:
 
     def _evaluate_fixed(self) -> None:
         """A look at the validation loss, over the same windows each time."""
-        config = self.config
-        tokens = self.corpus.split("val")
-        starts = fixed_windows(tokens, config.eval_iters * config.global_batch_size, config.block_size, config.seed)
-        loss = self.evaluate(starts)
+        config, tokens = self.config, self.corpus.split("val")
+        if self._fixed is None:
+            self._fixed = evaluation.fixed_windows(
+                tokens, config.eval_iters * config.global_batch_size, config.block_size
+            )
+            if self.writer is not None:
+                digest = evaluation.windows_hash(tokens, self._fixed, config.block_size)
+                self.writer.update_info(evaluation={"windows": len(self._fixed), "sha256": digest})
+        loss = self.evaluate(self._fixed).loss
         if self.writer is not None:
             self.writer.log({"step": self.done, "val_loss": loss})
         self.say(f"step {self.done}: val loss {loss:.4f}")
 
-    @torch.no_grad()
-    def evaluate(self, starts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-        """Mean loss over windows of the validation split, in nats a token. Collective."""
-        tokens, size, device = self.corpus.split("val"), self.setting.micro_batch_size, self.world.device
-        self.model.eval()
-        total, count = 0.0, 0
-        for index in share(-(-len(starts) // size), self.world.rank, self.world.size):
-            ids, targets = windows(tokens, starts[index * size : (index + 1) * size], self.config.block_size)
-            with precision(device, self.setting.dtype):
-                total += self.model(ids.to(device), targets.to(device), reduction="sum").item()
-            count += targets.numel()
-            self._heartbeat()
-        self.model.train()
-        total, count_all = self.world.sum([total, count])
-        return total / count_all
+    def evaluate(self, starts: evaluation.Starts, size: int | None = None) -> evaluation.Score:
+        """The score on windows of the validation split, whose predicted tokens have `size` bytes. Collective."""
+        return evaluation.score(
+            self.model, self.corpus.split("val"), starts, self.config.block_size,
+            micro_batch_size=self.setting.micro_batch_size, dtype=self.setting.dtype, world=self.world, size=size,
+            after_each=lambda _: self._heartbeat(),
+        )  # fmt: skip
 
     def save(self) -> None:
         """Writes a checkpoint, unless this step has one."""
@@ -198,8 +205,10 @@ class Trainer:
             checkpoint.save(
                 self.path / "checkpoints", self.done, self.model, self.optimizer,
                 {
-                    "time_s": self.time_s, "skipped_steps": self.skipped_steps, "model": self.config.shape().to_dict(),
-                    "tokenizer": self.corpus.tokenizer.to_meta(), "seed": self.config.seed,
+                    "time_s": self.time_s, "skipped_steps": self.train_step.skipped,
+                    "scaler": self.train_step.scaler.state() if self.train_step.scaler else None,
+                    "model": self.config.shape().to_dict(), "tokenizer": self.corpus.tokenizer.to_meta(),
+                    "seed": self.config.seed,
                 },
                 keep=self.config.keep_checkpoints, may_write=self.writer.check,
             )  # fmt: skip
@@ -208,18 +217,21 @@ class Trainer:
     def _finish(self, status: str, row: dict[str, Any]) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
         it now."""
-        val_loss = None
+        val_loss = bits = None
         if status == "finished":
-            val_loss = self.evaluate(all_windows(self.corpus.split("val"), self.config.block_size))
-            self.say(f"step {self.done}: val loss {val_loss:.4f} over the whole validation split")
+            starts = evaluation.covering_windows(self.corpus.split("val"), self.config.block_size)
+            score = self.evaluate(starts, evaluation.split_bytes(self.corpus, "val"))
+            val_loss, bits = score.loss, score.bits_per_byte
+            shown = f", {bits:.4f} bits a byte" if bits is not None else ""
+            self.say(f"step {self.done}: val loss {val_loss:.4f}{shown} over the whole validation split")
         if self.writer is not None:
             if val_loss is not None:
                 self.writer.log({"step": self.done, "val_loss": val_loss})
             tokens = self.done * self.config.global_batch_size * self.config.block_size
             message = {"message": f"{self.bad_steps} steps in a row were not finite, the last at step {self.done}"}
             self.writer.result(
-                status, step=self.done, val_loss=val_loss, tokens=tokens, time_s=self.time_s,
-                skipped_steps=self.skipped_steps, setting=dataclasses.asdict(self.setting),
+                status, step=self.done, val_loss=val_loss, val_bits_per_byte=bits, tokens=tokens, time_s=self.time_s,
+                skipped_steps=self.train_step.skipped, setting=dataclasses.asdict(self.setting),
                 **(message if status == "diverged" else {}),
             )  # fmt: skip
             self.writer.status(

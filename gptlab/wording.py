@@ -109,6 +109,18 @@ def end_line(run: Run, result: dict[str, Any]) -> str:
     return f"{status}: {text}{place}"
 
 
+def eval_line(record: dict[str, Any]) -> str:
+    """What `evaluation.evaluate` found."""
+    what = record.get("file") or f"{record['split']} split"
+    bits = record["bits_per_byte"]
+    found = f"loss {record['loss']:.4f} nats a token, perplexity {record['perplexity']:.4g}"
+    found += f", {bits:.4f} bits a byte" if bits is not None else ""
+    how = f"{record['tokens']:,} tokens, {record['bytes']:,} bytes, {record['dtype']}"
+    if record["dtype_reason"] != "as asked":
+        how += f": {record['dtype_reason']}"
+    return f"{record['run']} at step {record['step']}, {what}: {found} ({how})"
+
+
 def show_lines(run: Run) -> list[str]:
     """A run at length."""
     lines = [f"{name:14} {cell(name, value)}" for name, value in run.summary().items() if value is not None]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gptlab.batches import Batches, all_windows, fixed_windows, micro_batches, share, stream_seed, windows
+from gptlab.batches import Batches, micro_batches, share, stream_seed, windows
 
 
 def make(order: Any = "random", seed: int = 1, tokens: int = 1000, size: int = 6) -> Batches:
@@ -66,13 +66,6 @@ def test_shares_are_even() -> None:
 def test_ids_of_a_large_vocabulary_do_not_wrap() -> None:
     ids, targets = windows(np.array([65535, 0, 40000], dtype=np.uint16), np.array([0]), 2)
     assert ids.tolist() == [[65535, 0]] and targets.tolist() == [[0, 40000]]
-
-
-def test_evaluation_windows_are_fixed_and_cover() -> None:
-    tokens = np.arange(100, dtype=np.uint16)
-    assert (fixed_windows(tokens, 5, 8, 1) == fixed_windows(tokens, 5, 8, 1)).all()
-    assert all_windows(tokens, 8).tolist() == list(range(0, 96, 8))
-    assert all_windows(np.arange(97), 8)[-1] + 9 == 97
 
 
 def test_streams_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +12,20 @@ import torch
 from gptlab import checkpoint
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
+from gptlab.optimizer import make_optimizer
 from gptlab.recording import StaleWriterError
-from gptlab.step import make_optimizer
 
 SHAPE = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=65)
+IDS = torch.arange(16).view(2, 8)
+ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 
 
-def trained(seed: int = 0) -> tuple[GPT, torch.optim.AdamW]:
+def trained(seed: int = 0, **changes: Any) -> tuple[GPT, torch.optim.Optimizer]:
     model = GPT(SHAPE, seed=seed)
-    optimizer = make_optimizer(model, TrainConfig(learning_rate=1e-2))
-    ids = torch.arange(16).view(2, 8)
-    model(ids, ids + 1).backward()
+    optimizer = make_optimizer(model, TrainConfig(learning_rate=1e-2, **changes))
+    model(IDS, IDS + 1).backward()
     optimizer.step()
+    optimizer.zero_grad()
     return model, optimizer
 
 
@@ -30,17 +33,27 @@ def save(folder: Path, step: int, keep: int = 3) -> Path:
     return checkpoint.save(folder, step, *trained(step), {"model": SHAPE.to_dict(), "time_s": 1.5}, keep=keep)
 
 
-def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    path = save(tmp_path / "checkpoints", 7)
-    model, optimizer = trained(7)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    model, optimizer = trained(7, optimizer=kind)
+    about = {"model": SHAPE.to_dict(), "time_s": 1.5}
+    path = checkpoint.save(tmp_path / "checkpoints", 7, model, optimizer, about, keep=3)
     other = GPT(SHAPE, seed=99)
-    other_optimizer = make_optimizer(other, TrainConfig(learning_rate=3e-4, weight_decay=0.5))
+    other_optimizer = make_optimizer(other, TrainConfig(learning_rate=3e-4, weight_decay=0.5, optimizer=kind))  # type: ignore[arg-type]
     state = checkpoint.restore(path, other, other_optimizer, torch.device("cpu"))
     assert state["step"] == 7 and state["time_s"] == 1.5
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
-        assert all(torch.equal(optimizer.state[a][key], other_optimizer.state[b][key]) for key in optimizer.state[a])
+        has = {"momentum_buffer"} if kind == "muon" and name.startswith("h.") and a.dim() == 2 else ADAMW
+        assert set(optimizer.state[a]) == set(other_optimizer.state[b]) == has
+        assert all(torch.equal(optimizer.state[a][key], other_optimizer.state[b][key]) for key in has)
     assert other_optimizer.param_groups[0]["weight_decay"] == 0.5  # asked for now, not what was saved
+    for one, its in ((model, optimizer), (other, other_optimizer)):  # and it goes on from there
+        for group in its.param_groups:
+            group.update(lr=1e-2, weight_decay=0.1)
+        one(IDS, IDS + 1).backward()
+        its.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def finished_run(runs_dir: Path, name: str, **changes: Any) -> Run:
         ("train --preset gpt2-xl --n-layer 900 --data pysrc", ["GB"]),
         ("sample nothing --prompt x", ["'nothing'"]),
         ("sample nothing --promt x", ["--promt", "'--prompt'"]),
+        ("eval nothing", ["'nothing'"]),
+        ("train --schedule wds", ["'wds'", "'wsd'"]),
         ("sweep --n-layer 1 --bias maybe", ["bias", "'maybe'"]),
         ("sweep --n-head 5 7 --n-embd 64", ["n_head"]),
         ("runs shwo", ["'shwo'", "'show'"]),

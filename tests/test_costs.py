@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gptlab import costs, hardware, peaks
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
 from gptlab.model import GPT
+from gptlab.optimizer import make_optimizer
 
 SMALL = GPTConfig(n_layer=2, n_head=3, n_embd=48, block_size=32, vocab_size=65)
 GIB = 2**30
@@ -86,15 +87,17 @@ def test_activations_are_what_autograd_keeps(dtype: str, attention: str, dropout
     assert predicted == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.02)
 
 
-def test_state_is_16_bytes_a_number() -> None:
-    model = GPT(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters())
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_is_what_the_optimizer_keeps(kind: str) -> None:
+    config = TrainConfig(**SMALL.shape().to_dict(), optimizer=kind)  # type: ignore[arg-type]
+    model = GPT(config)
+    optimizer = make_optimizer(model, config)
     ids = torch.zeros(1, 32, dtype=torch.long)
     model(ids, ids).backward()
     optimizer.step()
     real = sum(p.numel() * 4 + p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
     real += sum(t.numel() * 4 for state in optimizer.state.values() for t in state.values() if t.dim() > 0)
-    assert costs.state_bytes(SMALL) == real
+    assert costs.state_bytes(config) == real
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_figure() -> None:

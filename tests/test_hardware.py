@@ -190,11 +190,26 @@ def test_dtype_follows_device_and_width(monkeypatch: pytest.MonkeyPatch) -> None
     assert hardware.resolve_dtype("float32", "cpu", 768) == ("float32", "as asked")
     monkeypatch.setattr(hardware, "cpu_bfloat16", lambda: None)
     assert hardware.resolve_dtype("auto", "cpu", 768)[0] == "float32"
-    assert "slow" in hardware.resolve_dtype("bfloat16", "cpu", 768)[1]
-    for capability, wanted in ((9.0, "bfloat16"), (8.0, "bfloat16"), (7.5, "float32")):
+    for capability, wanted in ((9.0, "bfloat16"), (8.0, "bfloat16"), (7.5, "float16"), (6.1, "float32")):
         gpu = hardware.Device("cuda", "NVIDIA GPU", 10**10, capability)
         monkeypatch.setattr(hardware, "devices", lambda gpu=gpu: (gpu,))
         assert hardware.resolve_dtype("auto", "cuda", 64)[0] == wanted
+
+
+def test_a_dtype_that_the_device_lacks_falls_back_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cpu_bfloat16", lambda: None)
+    old = hardware.Device("cuda", "Tesla T4", 10**10, 7.5)
+    new = hardware.Device("cuda", "NVIDIA L4", 10**10, 8.9)
+    for dtype, device, gpu, wanted in (
+        ("bfloat16", "cpu", new, "float32"), ("tfloat32", "cpu", new, "float32"), ("float16", "cpu", new, "float16"),
+        ("bfloat16", "cuda", old, "float32"), ("tfloat32", "cuda", old, "float32"), ("float16", "cuda", old, "float16"),
+        ("bfloat16", "cuda", new, "bfloat16"), ("tfloat32", "cuda", new, "tfloat32"),
+        ("tfloat32", "mps", new, "float32"),
+    ):  # fmt: skip
+        monkeypatch.setattr(hardware, "devices", lambda gpu=gpu: (gpu,))
+        found, reason = hardware.resolve_dtype(dtype, device, 768)
+        assert found == wanted
+        assert reason == "as asked" if found == dtype else reason.startswith(hardware.FALLBACK) and dtype in reason
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

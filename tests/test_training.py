@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gptlab import corpus
-from gptlab.batches import all_windows
 from gptlab.config import TrainConfig
 from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
@@ -74,20 +73,41 @@ def test_val_loss_is_that_of_the_whole_split(config: TrainConfig, tmp_path: Path
     run, train = start(config, tmp_path, "a")
     train.run()
     tokens = torch.from_numpy(train.corpus.split("val").astype("int64"))
-    count = (len(tokens) - 1) // 32
-    ids, targets = tokens[: count * 32].view(count, 32), tokens[1 : count * 32 + 1].view(count, 32)
-    with torch.no_grad():
-        wanted = train.model.eval()(ids, targets).item()
+    nats = 0.0
+    for at in range(0, len(tokens) - 1, 32):
+        piece = tokens[at : at + 33]
+        with torch.no_grad():
+            nats += train.model.eval()(piece[None, :-1], piece[None, 1:], reduction="sum").item()
     result = run.result()
-    assert result is not None and result["val_loss"] == pytest.approx(wanted, abs=1e-5)
-    assert len(all_windows(train.corpus.split("val"), 32)) == count
+    assert result is not None and result["val_loss"] == pytest.approx(nats / (len(tokens) - 1), abs=1e-5)
+    size = len(train.corpus.tokenizer.decode_bytes(train.corpus.split("val")[1:]))
+    assert result["val_bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_killed_and_resumed_run_equals_an_unbroken_one(config: TrainConfig, tmp_path: Path, dtype: str) -> None:
+def test_looks_are_at_a_set_whose_hash_is_kept(config: TrainConfig, tmp_path: Path) -> None:
+    found = []
+    for name, changes in (("a", {}), ("seed", {"seed": 5}), ("longer", {"eval_iters": 3})):
+        run, train = start(config.replace(max_iters=6, **changes), tmp_path, name)
+        train.run()
+        found.append(run.info["evaluation"])
+    assert found[0]["windows"] == 8 and found[0] == found[1]  # whatever the seed
+    assert found[2]["windows"] == 12 and found[2]["sha256"] != found[0]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"),
+    [("float32", "adamw"), ("bfloat16", "adamw"), ("float16", "adamw"), ("float32", "muon"), ("bfloat16", "muon")],
+)
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(
+    config: TrainConfig, tmp_path: Path, dtype: str, optimizer: str
+) -> None:
+    config = config.replace(optimizer=optimizer)
     whole, train = start(config, tmp_path, "whole", dtype)
-    train.run()
     broken, first = start(config, tmp_path, "broken", dtype)
+    for one in (train, first):
+        if scaler := one.train_step.scaler:
+            scaler.scale, scaler.growth_interval = 2.0**22, 3  # overflows before the kill and after it
+    train.run()
     steps = 0
 
     def die() -> None:
@@ -101,13 +121,42 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(config: TrainConfig, tm
         first.run()
     torch.rand(99)
     second = trainer(config, broken, 2, dtype)
+    if second.train_step.scaler:
+        second.train_step.scaler.growth_interval = 3
     second.resume()
     assert second.done == 4
     second.run()
-    assert column(broken) == column(whole)
+    for key in ("loss", "lr", "loss_scale", "skipped"):
+        assert column(broken, key) == column(whole, key)
+    if dtype == "float16":
+        skipped = column(whole, "skipped")
+        assert min(skipped) <= 4 < max(skipped) < 12
     for a, b in zip(train.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert {row["attempt"] for row in broken.metrics()} == {1, 2}
+
+
+def test_a_falling_loss_scale_is_no_divergence(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config.replace(max_bad_steps=2), tmp_path, "a", "float16")
+    assert train.train_step.scaler is not None
+    train.train_step.scaler.scale = 2.0**26
+    said: list[str] = []
+    train.say = said.append
+    assert train.run() == "finished"
+    result, scales = run.result(), column(run, "loss_scale")
+    count = len(column(run, "skipped"))
+    assert result is not None and result["skipped_steps"] == count > 2
+    assert list(scales.values()) == [2.0 ** max(26 - step, 26 - count) for step in range(12)]
+    assert sum("float16 overflowed" in line for line in said) == count
+
+
+def test_gradients_that_no_scale_mends_are_divergence(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config.replace(max_bad_steps=2), tmp_path, "a", "float16")
+    assert train.train_step.scaler is not None
+    train.train_step.scaler.scale = 2.0
+    train.model.ln_f.weight.register_hook(lambda g: g * math.inf)
+    assert train.run() == "diverged"
+    assert run.state == "diverged" and list(column(run, "loss_scale").values()) == [2.0, 1.0, 1.0]
 
 
 def test_evaluation_does_not_move_training(config: TrainConfig, tmp_path: Path) -> None:
@@ -130,15 +179,15 @@ def test_steps_that_are_not_finite_end_the_run_with_its_last_good_checkpoint(
     config: TrainConfig, tmp_path: Path
 ) -> None:
     run, train = start(config, tmp_path, "a")
-    step = train.train_step.__call__
+    heartbeat = train._heartbeat
 
-    def poisoned(n: int, *, stop: bool = False) -> Any:
-        if n == 6:
+    def poison(**more: Any) -> None:
+        if train.done == 6:
             with torch.no_grad():
                 train.model.wte.weight[0, 0] = math.inf
-        return step(n, stop=stop)
+        heartbeat(**more)
 
-    train.train_step = poisoned  # type: ignore[assignment]
+    train._heartbeat = poison  # type: ignore[method-assign]
     assert train.run() == "diverged"
     assert run.state == "diverged" and [p.name for p in run.checkpoints()] == ["step-00000004"]
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,204 @@
+"""How good a model is on a text: exact loss, perplexity and bits per byte.
+
+    >>> from gptlab.evaluation import evaluate
+    >>> evaluate(Run("runs/first"))["bits_per_byte"]    # of the whole validation split
+
+A text is cut into windows of block_size; each token but the first is predicted once, from what stands before it in its
+window. Bits per byte are the nats of all predictions over ln 2 and over the bytes that the predicted tokens stand for,
+so that models with different tokenizers compare; predicting an end of text costs bits and stands for no byte.
+
+Looks during training take a fixed set of windows, the same for every run on that text with that context. It has a hash,
+which run.json keeps: losses whose hashes differ do not compare. Left out on purpose: windows that overlap, which
+would give each token more context, and tasks with answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gptlab import corpus, hardware, sources
+from gptlab.batches import Tokens, share, stream_seed
+from gptlab.checkpoint import load_model, newest_good
+from gptlab.config import ConfigError
+from gptlab.parallel.world import World
+from gptlab.precision import allow_tfloat32, precision
+from gptlab.runs import Run
+from gptlab.tokenizer import Tokenizer, from_meta
+
+Starts = npt.NDArray[np.int64]
+"""Where windows begin, (n,)."""
+
+NO_TARGET = -100
+"""The target that the model's loss leaves out."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model made of a text."""
+
+    nats: float
+    """Sum over the predicted tokens."""
+    tokens: int
+    """How many were predicted."""
+    bytes: int | None = None
+    """What they stand for; None where that is not known."""
+
+    @property
+    def loss(self) -> float:
+        """Mean nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss."""
+        return math.exp(min(self.loss, 700.0))  # what a float holds
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits of information for each byte of the text."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else None
+
+
+def covering_windows(tokens: Tokens, block_size: int) -> Starts:
+    """Starts of the windows that predict every token but the first once; the last may be shorter."""
+    return np.arange(0, len(tokens) - 1, block_size, dtype=np.int64)
+
+
+def fixed_windows(tokens: Tokens, count: int, block_size: int) -> Starts:
+    """Starts of `count` whole windows that do not overlap, in order: the same at each look and in each run. All of them
+    where there are not so many."""
+    whole = (len(tokens) - 1) // block_size
+    generator = np.random.Generator(np.random.Philox(key=stream_seed("eval")))
+    return np.sort(generator.permutation(whole)[:count]).astype(np.int64) * block_size
+
+
+def windows_hash(tokens: Tokens, starts: Starts, block_size: int) -> str:
+    """Hex SHA-256 of the ids in windows, each with the one after it, in order, as little-endian uint32."""
+    digest = hashlib.sha256()
+    for start in starts:
+        digest.update(np.asarray(tokens[start : start + block_size + 1], dtype="<u4").tobytes())
+    return digest.hexdigest()
+
+
+def padded_windows(tokens: Tokens, starts: Starts, block_size: int) -> tuple[Tensor, Tensor]:
+    """Ids and targets of windows, each (len(starts), T) int64; what is past the text is id 0 with no target, which
+    changes nothing before it. T is block_size, or less where the whole text is shorter."""
+    T = min(block_size, len(tokens) - 1)
+    ids = torch.zeros(len(starts), T, dtype=torch.int64)
+    targets = torch.full_like(ids, NO_TARGET)
+    for row, start in enumerate(starts):
+        piece = torch.from_numpy(tokens[start : start + T + 1].astype(np.int64))  # (<= T + 1,)
+        ids[row, : len(piece) - 1], targets[row, : len(piece) - 1] = piece[:-1], piece[1:]
+    return ids, targets
+
+
+@torch.no_grad()
+def score(
+    model: nn.Module, tokens: Tokens, starts: Starts, block_size: int, *, micro_batch_size: int, dtype: str,
+    world: World, size: int | None = None, after_each: Callable[[float], None] = lambda share: None,
+) -> Score:  # fmt: skip
+    """The model's score on windows. Collective; leaves the model in the mode that it was in.
+
+    Args:
+        model: called with (ids, targets, reduction="sum").
+        size: bytes that the predicted tokens stand for.
+        after_each: is told after each micro-batch which share of this process's is done.
+    """
+    mode = model.training
+    model.eval()
+    nats, count = 0.0, 0
+    mine = share(-(-len(starts) // micro_batch_size), world.rank, world.size)
+    for index in mine:
+        rows = starts[index * micro_batch_size : (index + 1) * micro_batch_size]
+        ids, targets = padded_windows(tokens, rows, block_size)
+        with precision(world.device, dtype):
+            nats += model(ids.to(world.device), targets.to(world.device), reduction="sum").item()
+        count += int((targets != NO_TARGET).sum())
+        after_each((index - mine.start + 1) / len(mine))
+    model.train(mode)
+    nats, all_count = world.sum([nats, count])
+    return Score(nats, int(all_count), size)
+
+
+def split_bytes(text: corpus.Corpus, split: Literal["train", "val"]) -> int:
+    """Bytes that the tokens of a split stand for, without the first, which nothing predicts."""
+    known, tokens = text.meta.get(split, {}).get("bytes"), text.split(split)
+    if known is None:  # nanoGPT's files do not say
+        return sum(_bytes(text.tokenizer, tokens[at : at + (1 << 20)]) for at in range(1, len(tokens), 1 << 20))
+    return int(known) - _bytes(text.tokenizer, tokens[:1])
+
+
+def _bytes(tokenizer: Tokenizer, ids: Tokens) -> int:
+    """Bytes of the text of ids; an end of text has none."""
+    return len(tokenizer.decode_bytes(ids if tokenizer.eot is None else ids[ids != tokenizer.eot]))
+
+
+def read_text(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
+    """A text file's ids (n,), and the bytes that all but the first stand for.
+
+    Raises:
+        ConfigError: it is missing, not UTF-8, has characters that the vocabulary lacks, or fewer than two tokens.
+    """
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}: give a text file.")
+    documents = sources.source(str(path.resolve())).documents()
+    pieces = tokenizer.segments(chunk for document in documents for chunk in document.chunks())
+    parts = list(tokenizer.encode_stream(pieces))
+    ids = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
+    if len(ids) < 2:
+        raise ConfigError(f"{path} has {len(ids)} tokens, and the first is not predicted: give a longer text.")
+    return ids, _bytes(tokenizer, ids[1:])
+
+
+def evaluate(
+    run: Run, *, split: Literal["train", "val"] = "val", file: Path | None = None, dtype: str | None = None,
+    progress: Callable[[float, str], None] = lambda share, message: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Scores a run's newest checkpoint on a whole split of its text, or on a text file.
+
+    Args:
+        dtype: precision; None takes the run's own, as far as this machine has it.
+
+    Returns:
+        Plain values: what was evaluated and how, loss (nats a token), perplexity, bits_per_byte, tokens, bytes.
+
+    Raises:
+        ConfigError: no checkpoint yet, another text than the run began on, or a file that cannot be scored.
+    """
+    newest = newest_good(run.path / "checkpoints", lambda _: None)
+    if newest is None:
+        raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
+    config, info = run.config, run.info
+    kind, _ = hardware.resolve_device("auto")
+    dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config.n_embd)
+    model, state = load_model(newest, device=kind)
+    if file is not None:
+        tokens, size = read_text(file, from_meta(state["tokenizer"]))
+        what = {"file": str(file)}
+    else:
+        text = corpus.ensure(config.data, config.tokenizer, progress)
+        if text.sha256 != info["data"]["sha256"]:
+            raise ConfigError(f"{config.data} is no longer the text that {run.name!r} began on: give it with --file.")
+        tokens, size = text.split(split), split_bytes(text, split)
+        what = {"split": split}
+    allow_tfloat32(dtype)
+    found = score(
+        model, tokens, covering_windows(tokens, config.block_size), config.block_size,
+        micro_batch_size=info["setting"]["micro_batch_size"], dtype=dtype, world=World(0, 1, torch.device(kind)),
+        size=size, after_each=lambda share: progress(share, f"reading {what.get('file', split)}"),
+    )  # fmt: skip
+    return {
+        "run": run.name, "checkpoint": str(newest), "step": state["step"], **what, "device": kind, "dtype": dtype,
+        "dtype_reason": reason, "loss": found.loss, "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte, "tokens": found.tokens, "bytes": found.bytes,
+    }  # fmt: skip
