@@ -13,30 +13,26 @@ Left out on purpose: what a config costs (`costs.py`), where a run is written (`
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
-import inspect
-import itertools
-import math
-import typing
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Self
+
+from gptlab.fields import ConfigError, check_fields, did_you_mean, field_docs, field_types
+
+__all__ = [
+    "LIMITS", "PRESETS", "ConfigError", "GPTConfig", "TrainConfig", "did_you_mean", "field_docs", "field_types",
+    "preset",
+]  # fmt: skip
 
 BYTE_VOCAB = 257
 """256 byte values and the end-of-text id."""
 GPT2_VOCAB = 50257
 """50,000 merges, 256 bytes and the end-of-text id (Radford et al. 2019)."""
 
-
-class ConfigError(ValueError):
-    """The user's mistake: one sentence that names the value, the limit and the mend. The command exits with 2."""
-
-
 LIMITS: dict[str, tuple[float, float]] = {
     "n_layer": (1, 1000), "n_head": (1, 1000), "n_embd": (1, 100_000), "block_size": (1, 1_000_000),
-    "vocab_size": (0, 10_000_000), "dropout": (0.0, 0.999), "global_batch_size": (1, 1_000_000),
+    "vocab_size": (0, 10_000_000), "dropout": (0.0, 0.999), "n_kv_head": (0, 1000), "sliding_window": (0, 1_000_000),
+    "logit_softcap": (0.0, 1e6), "global_batch_size": (1, 1_000_000),
     "micro_batch_size": (0, 1_000_000), "max_iters": (1, 10**12), "learning_rate": (0.0, 1e3), "min_lr": (0.0, 1e3),
     "warmup_iters": (0, 10**12), "lr_decay_iters": (0, 10**12), "cooldown_iters": (0, 10**12),
     "muon_momentum": (0.0, 0.999999), "weight_decay": (0.0, 1e3), "beta1": (0.0, 0.999999),
@@ -65,9 +61,27 @@ class GPTConfig:
     """Share of activations dropped while training (0 for pretraining; 0.1 and more for small data)."""
     bias: bool = True
     """Biases in linear layers and LayerNorms, as GPT-2 has them."""
+    rope: bool = False
+    """Rotary positions in place of learned ones (Su et al. 2021): queries and keys are turned by their place."""
+    rmsnorm: bool = False
+    """RMSNorm in place of LayerNorm (Zhang & Sennrich 2019): no mean taken away, no bias."""
+    qk_norm: bool = False
+    """RMSNorm over each head's queries and keys (Henry et al. 2020; Dehghani et al. 2023): scores cannot explode."""
+    mlp: Literal["gelu", "swiglu", "relu2"] = "gelu"
+    """swiglu is gated, two thirds as wide for equal weights (Shazeer 2020); relu2 is ReLU squared (So et al. 2021)."""
+    n_kv_head: int = 0
+    """Heads that keys and values have, each shared by several queries (grouped, Ainslie et al. 2023); 0 is n_head."""
+    tie_head: bool = True
+    """The head is the token embedding (Press & Wolf 2017), as in GPT-2; otherwise it has weights of its own."""
+    logit_softcap: float = 0.0
+    """Logits are bent to stay below this, cap * tanh(logits / cap) (Gemma Team 2024, "Gemma 2"); 0 leaves them."""
+    sliding_window: int = 0
+    """Nearest tokens that attention sees, itself included (Beltagy et al. 2020; Jiang et al. 2023); 0 is all."""
+    mask_documents: bool = False
+    """Attention does not reach back over end-of-text, the vocabulary's last id (Dubey et al. 2024, section 3.2)."""
 
     def __post_init__(self) -> None:
-        _check_types_and_limits(self)
+        check_fields(self, LIMITS)
         if self.n_embd % self.n_head:
             near = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
             near = sorted(sorted(near, key=lambda h: abs(h - self.n_head))[:4])
@@ -75,11 +89,32 @@ class GPTConfig:
                 f"n_embd {self.n_embd} cannot be split over n_head {self.n_head}: choose an n_head that divides it, "
                 f"such as {', '.join(map(str, near))}."
             )
+        if self.n_head % self.kv_heads:
+            legal = [h for h in range(1, self.n_head + 1) if self.n_head % h == 0]
+            raise ConfigError(
+                f"n_kv_head {self.n_kv_head} cannot be shared evenly by n_head {self.n_head}: "
+                f"choose one of {', '.join(map(str, legal))}, or 0 for as many."
+            )
+        if self.rope and self.head_dim % 2:
+            raise ConfigError(
+                f"rope turns pairs of features, and n_embd {self.n_embd} over n_head {self.n_head} leaves a head "
+                f"{self.head_dim}: choose an n_embd or n_head that gives it an even number."
+            )
 
     @property
     def head_dim(self) -> int:
         """Features of one head, D = C / H."""
         return self.n_embd // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads that keys and values have."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def mlp_width(self) -> int:
+        """Features inside an MLP: 4 C, and for swiglu's three matrices 8 C / 3, rounded up to a multiple of 8."""
+        return -(-self.n_embd // 3) * 8 if self.mlp == "swiglu" else 4 * self.n_embd
 
     @property
     def padded_vocab_size(self) -> int:
@@ -118,6 +153,8 @@ class TrainConfig(GPTConfig):
     """Context: the most tokens that a position can look back on, itself included."""
     vocab_size: int = 0
     """Token ids the model knows. 0 takes the tokenizer's: byte 257, gpt2 50257, char as many as the text has."""
+    init_from: str | None = None
+    """Weights to begin with: a folder as transformers saves it, nanoGPT's ckpt.pt, a run's folder; none begins anew."""
     data: str = "pysrc"
     """What to train on: a source (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
     tokenizer: Literal["byte", "char", "gpt2"] = "byte"
@@ -172,8 +209,9 @@ class TrainConfig(GPTConfig):
     """Where to train; auto takes cuda, then mps, then cpu."""
     dtype: Literal["auto", "float32", "tfloat32", "bfloat16", "float16"] = "auto"
     """Precision of the matrix products; weights stay float32. auto chooses by the device and the width."""
-    attention: Literal["auto", "sdpa", "math"] = "auto"
-    """sdpa is torch's fused attention; math writes the scores out, slower and plain. auto is sdpa."""
+    attention: Literal["auto", "sdpa", "flash", "efficient", "cudnn", "flex", "math"] = "auto"
+    """Kernel of attention: sdpa leaves the choice to torch, flash, efficient and cudnn are what it chooses from, flex
+    (GPUs) skips what a mask hides, math writes the scores out. auto is flex where a mask hides much, else sdpa."""
     compile: Literal["off", "model"] = "off"
     """Whether torch.compile works on the model."""
     deterministic: bool = False
@@ -260,59 +298,3 @@ def preset(name: str, **changes: Any) -> TrainConfig:
             f"There is no preset {name!r}{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}."
         )
     return TrainConfig.from_dict(values | changes)
-
-
-@cache
-def field_docs(cls: type[GPTConfig]) -> dict[str, str]:
-    """The docstring under each field, by name: what help, tooltips and docs say."""
-    docs: dict[str, str] = {}
-    for owner in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(owner):
-            continue
-        body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(owner)).body[0]).body
-        for field, doc in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                docs[ast.unparse(field.target)] = inspect.cleandoc(str(doc.value.value))
-    return docs
-
-
-@cache
-def field_types(cls: type[GPTConfig]) -> dict[str, Any]:
-    """The type of each field by name, resolved (`int`, `float | None`, `Literal[...]`)."""
-    return typing.get_type_hints(cls)
-
-
-def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
-    """' (did you mean ...?)' with the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _check_types_and_limits(config: GPTConfig) -> None:
-    """Refuses a value of the wrong type or out of `LIMITS`. A whole number is welcome where a float is asked for."""
-    kinds = field_types(type(config))  # type: ignore[arg-type]  # mypy takes an instance's hash for the class's
-    for name, kind in kinds.items():
-        value = getattr(config, name)
-        if typing.get_origin(kind) is Literal:
-            if value not in typing.get_args(kind):
-                legal = typing.get_args(kind)
-                raise ConfigError(
-                    f"{name} {value!r} is unknown{did_you_mean(str(value), legal)}: choose one of {', '.join(legal)}."
-                )
-            continue
-        if value is None and type(None) in typing.get_args(kind):
-            continue
-        wanted = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
-        if wanted is float and type(value) is int:
-            object.__setattr__(config, name, value := float(value))
-        if type(value) is not wanted:
-            raise ConfigError(f"{name} {value!r} is not {_ARTICLE[wanted]}: give {_ARTICLE[wanted]}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} {value} is not a finite number: give one.")
-        if name in LIMITS:
-            low, high = LIMITS[name]
-            if not low <= value <= high:
-                raise ConfigError(f"{name} {value} is out of range: give a value from {low:g} to {high:g}.")
-
-
-_ARTICLE: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -5,22 +5,33 @@
     >>> parameters(preset("gpt2")).total
     124439808
 
-FLOPs are counted as torch's FlopCounterMode counts them (a multiply and an add are two), attention over the whole T x T
-square although it is causal (Chowdhery et al. 2022, appendix B): it is the convention of every published MFU.
-
-Left out on purpose: what the machine offers (`hardware.py`), communication between processes, and the time of starting
-small operations: a prediction for a model below some million parameters is a floor.
+Parameters and FLOPs are counted in `counts.py` and handed out here too. Left out on purpose: what the machine offers
+(`hardware.py`), communication between processes, and the time of starting small operations: a prediction for a model
+below some million parameters is a floor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+from gptlab.counts import (
+    Parameters,
+    attention_flops_per_token,
+    flops_per_token,
+    matmul_parameters,
+    mfu,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from gptlab.peaks import Rates
+
+__all__ = [
+    "Parameters", "activation_bytes", "attention_flops_per_token", "check_fits", "choose_micro_batch", "cost",
+    "flops_per_token", "matmul_parameters", "mfu", "parameters", "peak_bytes", "state_bytes", "step_seconds",
+    "traffic_bytes_per_token", "update_bytes",
+]  # fmt: skip
 
 USABLE_MEMORY = 0.9
 """Share of a memory that a run may plan with; the rest is the system's, the interpreter's and the allocator's gaps."""
@@ -36,87 +47,6 @@ MICRO_BATCH_RULE = (
 """How `choose_micro_batch` chooses, in words for run.json."""
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """Parameters of a GPT by group. The head is tied to the token embedding, so it has none of its own."""
-
-    token_embedding: int
-    """V x C, without padding rows."""
-    position_embedding: int
-    """T x C."""
-    attention: int
-    """c_attn and c_proj of all blocks, with biases."""
-    mlp: int
-    """c_fc and c_proj of all blocks, with biases."""
-    layer_norm: int
-    """Gains and biases of 2 L + 1 LayerNorms."""
-    padding: int
-    """Embedding rows past the vocabulary times C: allocated, never read; not part of the total."""
-
-    @property
-    def groups(self) -> dict[str, int]:
-        """The groups that sum to the total."""
-        names = ("token_embedding", "position_embedding", "attention", "mlp", "layer_norm")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def total(self) -> int:
-        """All parameters of the model as published."""
-        return sum(self.groups.values())
-
-    @property
-    def non_embedding(self) -> int:
-        """Without both embeddings: N of Kaplan et al. (2020)."""
-        return self.total - self.token_embedding - self.position_embedding
-
-    @property
-    def allocated(self) -> int:
-        """Numbers that the weights really hold: the total and the padding."""
-        return self.total + self.padding
-
-
-def parameters(config: GPTConfig) -> Parameters:
-    """Parameters by group, exactly as `model.py` allocates them."""
-    L, C, b = config.n_layer, config.n_embd, int(config.bias)
-    return Parameters(
-        token_embedding=config.vocab_size * C,
-        position_embedding=config.block_size * C,
-        attention=L * (C * 3 * C + C * C + b * (3 * C + C)),
-        mlp=L * (C * 4 * C + 4 * C * C + b * (4 * C + C)),
-        layer_norm=(2 * L + 1) * C * (1 + b),
-        padding=(config.padded_vocab_size - config.vocab_size) * C,
-    )
-
-
-def matmul_parameters(config: GPTConfig) -> int:
-    """Weights that every token is multiplied with: 12 L C^2 and the head with its padding; no biases, no lookups."""
-    return 12 * config.n_layer * config.n_embd**2 + config.padded_vocab_size * config.n_embd
-
-
-def attention_flops_per_token(config: GPTConfig) -> int:
-    """FLOPs a token of q k^T and of weights times v, both ways: 12 L T C (Chowdhery et al. 2022, appendix B)."""
-    return 12 * config.n_layer * config.block_size * config.n_embd
-
-
-def flops_per_token(config: GPTConfig) -> int:
-    """FLOPs of one training step (forward and backward) a token, at full context.
-
-    A weight takes a multiply and an add in the forward pass and twice that in the backward pass, hence 6 a weight
-    (Kaplan et al. 2020, section 2.1); attention comes on top.
-    """
-    return 6 * matmul_parameters(config) + attention_flops_per_token(config)
-
-
-def mfu(config: GPTConfig, tokens_per_s: float, peak_flops: float | None) -> float | None:
-    """Model FLOPs utilisation, 0..1: what the tokens need over what the devices could do; None where that is unknown.
-
-    Args:
-        tokens_per_s: of all processes together.
-        peak_flops: of all *distinct* devices together (`hardware.total_peak`), FLOP/s.
-    """
-    return tokens_per_s * flops_per_token(config) / peak_flops if peak_flops else None
-
-
 def state_bytes(config: GPTConfig) -> int:
     """Training state of one process: 16 bytes a number (weight, gradient, two moments), 12 where Muon has one."""
     muon = 12 * config.n_layer * config.n_embd**2 if getattr(config, "optimizer", "") == "muon" else 0
@@ -128,34 +58,70 @@ def activation_bytes(
 ) -> int:
     """What autograd keeps between the forward and the backward pass of one micro-batch, in bytes.
 
-    With s bytes a number (4, or 2 under bfloat16 autocast), of each block and token:
+    With s bytes a number (4, or 2 under half-precision autocast), of each block and token:
 
     | kept for the backward of | bytes                                                              |
     |--------------------------|--------------------------------------------------------------------|
-    | both LayerNorms          | their inputs, float32: 2 x 4 C, and mean and deviation, 4 x 4      |
+    | both norms               | their inputs, float32: 2 x 4 C, and mean and deviation, 4 x 4      |
+    | ... RMSNorm on a CPU     | no mean, but what the gains multiply: 2 x 4 C                      |
     | c_attn, c_fc             | their inputs: 2 x s C                                              |
-    | attention                | q, k, v: 3 s C; output, which c_proj keeps too: s C                |
-    | ... fused                | the log-sum of the scores: 4 H                                     |
-    | ... written out          | its weights: s H T; with dropout also the mask and the result      |
-    | GELU, second c_proj      | their inputs: 2 x s 4 C                                            |
+    | attention                | its output, which c_proj keeps too: s C; the rest is below         |
+    | GELU, second c_proj      | their inputs: 2 x s F, with F = 4 C; ReLU squared alike            |
+    | SwiGLU, second c_proj    | c_fc's output, the gate's SiLU, the product: 4 x s F               |
     | dropout, when on         | masks: 2 s C on a CPU, a byte instead of s elsewhere               |
 
-    then the last LayerNorm's input and output and the log-softmax of the logits, 4 V. Under autocast the cast weights
-    are kept as well, once a micro-batch. With dropout torch's `sdpa` on a CPU is written out too, in float32.
+    then the last norm's input and output, the log-softmax of the logits, 4 V, their tanh under a soft cap, 4 V, and a
+    mask by documents, s T. Under autocast the cast weights are kept as well, once a micro-batch.
     """
-    L, C, H, T = config.n_layer, config.n_embd, config.n_head, config.block_size
+    L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
     s = _width(dtype)
     mask = 0 if not config.dropout else s if device == "cpu" else 1
-    block = 8 * C + 16 + 2 * s * C + s * C + 8 * s * C + 2 * mask * C
+    norm = 4 * C + 8
+    if config.rmsnorm:
+        norm = 4 * C + 4 + (4 * C if device == "cpu" else 0)
+    block = 2 * norm + 2 * s * C + s * C + s * F * (4 if config.mlp == "swiglu" else 2) + 2 * mask * C
+    block += _attention_bytes(config, s, attention, device)
+    embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
+    token = L * block + norm + s * C + (8 if config.logit_softcap else 4) * V + embedding_mask
+    casts = 2 * matmul_parameters(config) if s == 2 else 0
+    once = 0
+    if attention not in ("math", "flex") and not (
+        config.dropout and device == "cpu"
+    ):  # a mask of numbers, for all layers
+        if config.mask_documents:
+            token += s * T
+        elif 0 < config.sliding_window < T:
+            once = s * T * T
+    return micro_batch_size * T * token + casts + once
+
+
+def _attention_bytes(config: GPTConfig, s: int, attention: str, device: str) -> int:
+    """What a block's attention keeps of a token, but for its output.
+
+    With K = G D features of keys: fused, c_attn's output, s (C + 2 K), and the log-sum of the scores, 4 H; q and k once
+    more, s (C + K), where they were turned or normed. Written out, q, k and v of every head, 3 s C, and the weights,
+    s H T; with dropout also the mask and the result; by documents a mask of a byte a key. With dropout torch's `sdpa`
+    on a CPU is written out too, in float32. Norms of q and k keep their input and, on a CPU, what their gains multiply.
+    """
+    C, H, T, D = config.n_embd, config.n_head, config.block_size, config.head_dim
+    K = config.kv_heads * D
+    output = s * (C + 2 * K)
     if attention == "math" or (config.dropout and device == "cpu"):
         a = s if attention == "math" else 4
-        block += 3 * a * C + a * H * T * (3 if config.dropout else 1)
+        kept = 3 * a * C + a * H * T * (3 if config.dropout else 1)
+        if config.mask_documents and attention == "math":
+            kept += T
+        held = 0
     else:
-        block += 3 * s * C + 4 * H
-    embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
-    token = L * block + 4 * C + 8 + s * C + 4 * config.vocab_size + embedding_mask
-    casts = 2 * matmul_parameters(config) if s == 2 else 0
-    return micro_batch_size * T * token + casts
+        kept = output + 4 * H + (s * (C + K) if config.rope or config.qk_norm else 0)
+        held = output
+    if config.qk_norm:
+        kept += 4 * (H + config.kv_heads)
+        if device == "cpu":
+            kept += 4 * (C + K)
+        # The norm's input: a view of c_attn's output, or a float32 copy.
+        kept += 4 * (C + K) if s == 2 and device == "cpu" else output - held
+    return kept
 
 
 def peak_bytes(
@@ -166,10 +132,12 @@ def peak_bytes(
 
     State, activations, and what the backward pass works with at its start: two more float32 copies of the logits (the
     gradients of the loss and of the log-softmax, which live together for a moment), or in the last MLP the gradients of
-    the residual and of both sides of GELU, whichever is more. Several processes hold gradients twice, in DDP's buckets.
+    the residual and of both sides of its activation, whichever is more. Several processes hold gradients
+    twice, in DDP's buckets.
     """
-    C, s = config.n_embd, _width(dtype)
-    work = micro_batch_size * config.block_size * max(8 * config.vocab_size, 4 * C + 8 * s * C)
+    C, F, s = config.n_embd, config.mlp_width, _width(dtype)
+    activation = s * F * (3 if config.mlp == "swiglu" else 2)
+    work = micro_batch_size * config.block_size * max(8 * config.vocab_size, 4 * C + activation)
     buckets = 4 * parameters(config).allocated if nproc > 1 else 0
     kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
     return state_bytes(config) + kept + work + buckets
@@ -182,8 +150,7 @@ def _width(dtype: str) -> int:
 
 def _peak(config: TrainConfig, size: int, dtype: str, device: str) -> int:
     """`peak_bytes` with the attention that the config asks for."""
-    attention = "math" if config.attention == "math" else "sdpa"
-    return peak_bytes(config, size, dtype, config.nproc, attention=attention, device=device)
+    return peak_bytes(config, size, dtype, config.nproc, attention=config.attention, device=device)
 
 
 def choose_micro_batch(
@@ -249,14 +216,18 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
 
     - LayerNorm: reads 1, writes 1; reads gradient and input, writes 1 (twice a block, once at the end); float32
     - residual sum: reads 2, writes 1; the two gradients are added: reads 2, writes 1 (twice a block); float32
-    - GELU: reads 4, writes 4; reads gradient and input, 8, writes 4
+    - GELU: reads 4, writes 4; reads gradient and input, 8, writes 4. ReLU squared is two such operations; SwiGLU a SiLU
+      and a product, their backwards, and two gradients laid side by side: 18 times its width
     - bias gradients: read 9; the gradients of q, k and v are laid side by side: reads 3, writes 3
     - under autocast, casts of what a product takes from float32 and back: 3 x (4 + 2) bytes forward, as much backward
     - loss: log-softmax reads V, writes V; its gradient writes V (of the targets), reads 2 V, writes V; float32.
       The crop to V is undone by a copy: reads V, writes V
+
+    Not counted: turning queries and keys, their norms, a soft cap.
     """
     C, V, s = config.n_embd, config.vocab_size, _width(dtype)
-    block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * C * (8 + 12 + 9 + 6)
+    activation = {"gelu": 5, "relu2": 10, "swiglu": 18}[config.mlp] * config.mlp_width
+    block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
     return config.n_layer * block + 4 * C * (2 + 3) + 4 * V * 8

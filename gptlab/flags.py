@@ -76,7 +76,9 @@ def add_fields(parser: Parser, *, several: bool = False) -> None:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
             continue
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-        metavar = "|".join(choices) or {int: "N", int | None: "N", str: "TEXT", bool: "yes|no"}.get(kind, "X")
+        metavar = "|".join(choices) or {int: "N", int | None: "N", str: "TEXT", str | None: "TEXT", bool: "yes|no"}.get(
+            kind, "X"
+        )
         more: dict[str, Any] = {"nargs": "+"} if several else {}
         group.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
 
@@ -103,13 +105,20 @@ def field_value(name: str, text: str | bool) -> Any:
 
 
 def config_of(given: dict[str, Any], base: str | None) -> TrainConfig:
-    """The config of a preset (or the defaults) and the fields that were given.
+    """The config of a preset (or the defaults) and the fields that were given. Without a preset, weights to begin with
+    decide what those leave open.
 
     A path is made whole: a run is resumed and sampled from other folders than the one it was started in.
     """
     values = dict(given)
     if "data" in values:
         values["data"] = whole_path(values["data"])
+    if values.get("init_from"):
+        from gptlab.initial import shape_of
+
+        values["init_from"] = whole_path(values["init_from"])
+        if base is None:
+            values = shape_of(values["init_from"]) | values
     return preset(base, **values) if base else TrainConfig.from_dict(values)
 
 

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
@@ -81,7 +82,7 @@ def _cell_name(shape: dict[str, int], values: dict[str, Any]) -> str:
 
 def checked(found: list[Cell]) -> list[Cell]:
     """The cells, those marked that this text or this machine cannot run."""
-    from gptlab import corpus, costs
+    from gptlab import corpus, costs, initial
 
     # Asked once for each kind: a text is looked at once, not once a cell.
     check = cache(lambda data, tokenizer, block_size: _refusal(corpus.check, data, tokenizer, block_size))
@@ -89,6 +90,7 @@ def checked(found: list[Cell]) -> list[Cell]:
     for cell in found:
         if config := cell.config:
             reason = check(config.data, config.tokenizer, config.block_size) or costs.cost(config)["refusal"]
+            reason = reason or _refusal(initial.check, config, Path.cwd())
             cell = dataclasses.replace(cell, reason=reason, config=None if reason else config)
         checked.append(cell)
     return checked

@@ -9,112 +9,127 @@
 
 Pre-norm blocks, tanh GELU, learned positions, and a head tied to the token embedding. Modules bear the names of the
 published checkpoint (`wte wpe h ln_f`, `c_attn c_proj c_fc`). Shape letters: B batch, T time, C = n_embd, H = n_head,
-D = C / H, V vocabulary, L layers.
+G = kv_heads, D = C / H, V vocabulary, L layers. What came after GPT-2 (rotary positions, RMSNorm, gated MLPs, grouped
+heads and more) are switches of the config, each with its paper there; all off is GPT-2.
 
 Two notable choices. The embedding has `padded_vocab_size` rows, a multiple of 64; logits are cropped to V, so an id
 that no tokenizer knows can be neither predicted nor sampled. And dropout is drawn from a seed that the caller gives
 (`dropout_seed`), a layer's own each, so that neither the number of processes nor what ran before changes it.
 
-Left out on purpose: how a step is taken (`step.py`), how it is spread (`parallel/`), how text is sampled
-(`sampling.py`).
+Left out on purpose: attention's kernels and masks (`attention.py`), files of weights (`weights.py`), classification
+(`heads.py`), how a step is taken (`step.py`), how it is spread (`parallel/`), how text is sampled (`sampling.py`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+import os
+from typing import Self, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptlab import weights
+from gptlab.attention import Attention, Mask, attend, make_mask
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.kvcache import KVCache
 
-Attention = Literal["sdpa", "math"]
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles by which queries and keys turn, each (T, 1, D / 2) or (B, T, 1, D / 2), float32."""
+
+NORM_EPS = 1e-5
+"""Added to variances, as GPT-2 does."""
+ROPE_BASE = 10_000.0
+"""The slowest pair of features turns by 1 / base a token (Su et al. 2021, section 3.2.2)."""
 
 
-class KVCache:
-    """Keys and values of the tokens seen so far, in buffers of fixed size.
+class RMSNorm(nn.RMSNorm):
+    """Root mean square norm (Zhang & Sennrich 2019, eq. 4). Under autocast the gains follow the input's type: with two
+    types torch falls back to a slow path."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
+
+
+def make_norm(config: GPTConfig) -> nn.Module:
+    """LayerNorm (Ba et al. 2016) over C, or RMSNorm."""
+    if config.rmsnorm:
+        return RMSNorm(config.n_embd, eps=NORM_EPS)
+    return nn.LayerNorm(config.n_embd, eps=NORM_EPS, bias=config.bias)
+
+
+def rotation(positions: Tensor, head_dim: int) -> Rotation:
+    """Angles of rotary positions (Su et al. 2021, eq. 15): pair i turns by position * base^(-2 i / D).
 
     Args:
-        config: shape of the model.
-        batch: rows B.
-        length: most tokens S that it holds.
+        positions: (T,) or (B, T) int64.
     """
-
-    def __init__(self, config: GPTConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (config.n_layer, 2, batch, config.n_head, length, config.head_dim)  # (L, 2, B, H, S, D)
-        self.buffer = torch.zeros(shape, device=device, dtype=dtype)
-        self.length = length
-        self.used = 0
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends T keys and values (B, H, T, D) of a layer and returns all so far, each (B, H, used + T, D)."""
-        end = self.used + k.size(2)
-        self.buffer[layer, 0, :, :, self.used : end] = k
-        self.buffer[layer, 1, :, :, self.used : end] = v
-        return self.buffer[layer, 0, :, :, :end], self.buffer[layer, 1, :, :, :end]
+    pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
+    angles = positions.float()[..., None, None] * ROPE_BASE ** (-pairs / head_dim)  # the same for every head
+    return angles.cos(), angles.sin()
 
 
-def causal_attention_math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Causal attention, written out: the plain twin of torch's fused one.
-
-    softmax(q k^T / sqrt(D) + mask) v, with a mask of -inf above the diagonal (Vaswani et al. 2017, eq. 1). The last
-    query is the last key's, however many keys came before.
-
-    Shapes: q (B, H, T, D), k and v (B, H, S, D) with S >= T; returns (B, H, T, D).
-    """
-    T, S = q.size(2), k.size(2)
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, T, S)
-    future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)  # (T, S)
-    weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
-    return F.dropout(weights, dropout) @ v if dropout else weights @ v
-
-
-def causal_attention_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """The same through torch's fused kernels. `is_causal` aligns the first query with the first key, so it serves only
-    where both are as many; a single query sees every key and needs no mask."""
-    T, S = q.size(2), k.size(2)
-    if T != S and T != 1:
-        return causal_attention_math(q, k, v, dropout)
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T == S and T > 1)
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Turns queries or keys (B, T, H, D). Feature i is paired with i + D / 2, as in GPT-NeoX and Llama."""
+    cos, sin = by
+    a, b = x.chunk(2, dim=-1)  # each (B, T, H, D / 2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head causal self-attention."""
+    """Multi-head causal self-attention; G < H key and value heads are shared by H / G queries each."""
 
     def __init__(self, config: GPTConfig, attention: Attention) -> None:
         super().__init__()
-        self.n_head, self.dropout, self.attention = config.n_head, config.dropout, attention
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.attention, self.dropout, self.window = attention, config.dropout, config.sliding_window
+        self.head_dim = config.head_dim
+        self.widths = [config.n_embd] + 2 * [config.kv_heads * config.head_dim]  # of q, k, v
+        self.c_attn = nn.Linear(config.n_embd, sum(self.widths), bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.q_norm = RMSNorm(config.head_dim, eps=NORM_EPS) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, eps=NORM_EPS) if config.qk_norm else None
 
-    def forward(self, x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, layer: int, mask: Mask, turn: Rotation | None, cache: KVCache | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        q, k, v = self.c_attn(x).split(self.widths, dim=2)
+        q, k, v = (part.view(B, T, -1, self.head_dim) for part in (q, k, v))  # (B, T, H, D), then twice (B, T, G, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D), then twice (B, G, T, D)
         if cache is not None:
-            k, v = cache.extend(layer, k, v)  # each (B, H, S, D)
-        attend = causal_attention_sdpa if self.attention == "sdpa" else causal_attention_math
-        y = attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+            k, v = cache.extend(layer, k, v)  # each (B, G, S, D)
+        drop = self.dropout if self.training else 0.0
+        y = attend(self.attention, q, k, v, mask, dropout=drop, window=self.window)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
 
 class MLP(nn.Module):
-    """Two linear layers, four times as wide between, with the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+    """Two linear layers and between them, wider, the tanh approximation of GELU (Hendrycks & Gimpel 2016), ReLU squared
+    or SwiGLU. c_fc holds both of SwiGLU's first matrices, the gate's rows before the others."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.dropout = config.dropout
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout, self.kind = config.dropout, config.mlp
+        rows = config.mlp_width * (2 if config.mlp == "swiglu" else 1)
+        self.c_fc = nn.Linear(config.n_embd, rows, bias=config.bias)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return F.dropout(x, self.dropout, self.training)
+        x = self.c_fc(x)
+        if self.kind == "gelu":
+            x = F.gelu(x, approximate="tanh")
+        elif self.kind == "relu2":
+            x = F.relu(x).square()
+        else:
+            gate, value = x.chunk(2, dim=-1)
+            x = F.silu(gate) * value
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -122,14 +137,14 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, attention: Attention) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_1 = make_norm(config)
         self.attn = SelfAttention(config, attention)
-        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, layer: int, mask: Mask, turn: Rotation | None, cache: KVCache | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x = x + self.attn(self.ln_1(x), cache, layer)
+        x = x + self.attn(self.ln_1(x), layer, mask, turn, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -143,7 +158,7 @@ class GPT(nn.Module):
 
     Args:
         config: its shape; a TrainConfig will do.
-        attention: `sdpa` (torch's fused kernels) or `math` (the plain twin).
+        attention: kernel of attention; `math` is the plain twin.
         seed: decides the initial weights, the same on every device and process.
 
     Raises:
@@ -154,16 +169,47 @@ class GPT(nn.Module):
         super().__init__()
         if config.vocab_size == 0:
             raise ConfigError("vocab_size is not known yet: give one, or open the corpus whose tokenizer has it.")
-        self.config = config.shape()
+        self.config, self.attention = config.shape(), attention
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.wpe = None if config.rope else nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList([Block(config, attention) for _ in range(config.n_layer)])
-        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_f = make_norm(config)
+        self.lm_head = None if config.tie_head else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         if self.wte.weight.device.type != "meta":
             initialise(self, seed)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        block_size: int | None = None,
+        dropout: float = 0.0,
+        attention: Attention = "sdpa",
+    ) -> Self:
+        """A GPT with the weights of a folder as transformers saves it, or of nanoGPT's ckpt.pt; float32, in eval mode.
+
+        Args:
+            block_size: a shorter context; learned positions past it are cut off.
+
+        Raises:
+            ConfigError: files that hold something else, and what.
+        """
+        config, tensors = weights.read(path, block_size=block_size, dropout=dropout)
+        with torch.device("meta"):
+            model = cls(config, attention=attention)
+        model.load_state_dict(tensors, assign=True)
+        return model.requires_grad_().eval()
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Writes config.json and model.safetensors as transformers reads them; with switches that its GPT-2 lacks, as
+        `from_pretrained` alone does. Rows past the vocabulary are left out."""
+        weights.write(path, self.config, self.state_dict())
+
     @overload
-    def forward(self, ids: Tensor, targets: None = None, *, cache: KVCache | None = None) -> Tensor: ...
+    def forward(
+        self, ids: Tensor, targets: None = None, *, dropout_seed: int | None = None, cache: KVCache | None = None
+    ) -> Tensor: ...
     @overload
     def forward(
         self, ids: Tensor, targets: Tensor, *, reduction: str = "mean", dropout_seed: int | None = None
@@ -190,36 +236,56 @@ class GPT(nn.Module):
         Returns:
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.
         """
-        past = cache.used if cache is not None else 0
-        positions = torch.arange(past, past + ids.size(1), device=ids.device)  # (T,)
-        drops = self.training and self.config.dropout > 0
-        if drops and dropout_seed is not None:
-            _seed_dropout(dropout_seed)
-        x = self.wte(ids) + self.wpe(positions)  # (B, T, C)
-        x = F.dropout(x, self.config.dropout, self.training)
-        for layer, block in enumerate(self.h):
-            if drops and dropout_seed is not None:
-                _seed_dropout(dropout_seed + 1 + layer)
-            x = block(x, cache, layer)
-        if cache is not None:
-            cache.used += ids.size(1)
-        logits = F.linear(self.ln_f(x), self.wte.weight)[..., : self.config.vocab_size]  # (B, T, V)
+        logits = self.logits(self.hidden(ids, dropout_seed=dropout_seed, cache=cache))  # (B, T, V)
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+    def hidden(self, ids: Tensor, *, dropout_seed: int | None = None, cache: KVCache | None = None) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, C). Arguments as for `forward`."""
+        config, T = self.config, ids.size(1)
+        positions = torch.arange(T, device=ids.device) if cache is None else cache.positions(T)  # (T,) or (B, T)
+        mask = make_mask(self.attention, config, ids, self.wte.weight.dtype, cache)
+        turn = rotation(positions, config.head_dim) if config.rope else None
+        drops = self.training and config.dropout > 0
+        if drops and dropout_seed is not None:
+            _seed_dropout(dropout_seed)
+        x = self.wte(ids)  # (B, T, C)
+        if self.wpe is not None:
+            x = x + self.wpe(positions)
+        x = F.dropout(x, config.dropout, self.training)
+        for layer, block in enumerate(self.h):
+            if drops and dropout_seed is not None:
+                _seed_dropout(dropout_seed + 1 + layer)
+            x = block(x, layer, mask, turn, cache)
+        if cache is not None:
+            cache.advance(T)
+        return self.ln_f(x)
+
+    @property
+    def head(self) -> Tensor:
+        """The head's weights: (padded V, C)."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, V), cropped to the vocabulary."""
+        logits = F.linear(hidden, self.head)[..., : self.config.vocab_size]
+        if cap := self.config.logit_softcap:
+            logits = cap * torch.tanh(logits.float() / cap)
+        return logits
 
 
 @torch.no_grad()
 def initialise(model: GPT, seed: int) -> None:
     """GPT-2's initial weights (Radford et al. 2019, section 2.3; the published code for the spreads).
 
-    | parameters                      | start                                                       |
-    |---------------------------------|-------------------------------------------------------------|
-    | wte, wpe, weights of c_attn, c_fc | normal, deviation 0.02                                    |
-    | weights of c_proj               | normal, deviation 0.02 / sqrt(2 L): 2 L of them add up in x |
-    | gains of LayerNorms             | 1                                                           |
-    | biases                          | 0                                                           |
-    | wte's rows past the vocabulary  | 0; nothing reads them                                       |
+    | parameters                               | start                                                       |
+    |------------------------------------------|-------------------------------------------------------------|
+    | wte, wpe, lm_head, weights of c_attn, c_fc | normal, deviation 0.02                                    |
+    | weights of c_proj                        | normal, deviation 0.02 / sqrt(2 L): 2 L of them add up in x |
+    | gains of norms (ln_*, q_norm, k_norm)    | 1                                                           |
+    | biases                                   | 0                                                           |
+    | rows of wte, lm_head past the vocabulary | 0; nothing reads them                                       |
 
     Drawn on the CPU in float32 from a generator of its own, so every device and process starts alike.
     """
@@ -227,9 +293,10 @@ def initialise(model: GPT, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
-        elif "ln_" in name:
+        elif "ln_" in name or "_norm" in name:
             parameter.fill_(1.0)
         else:
             deviation = 0.02 / math.sqrt(2 * model.config.n_layer) if name.endswith("c_proj.weight") else 0.02
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
-    model.wte.weight[model.config.vocab_size :].zero_()
+    for table in (model.wte.weight, model.head):
+        table[model.config.vocab_size :].zero_()

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from gptlab.checkpoint import load_model, newest_good
 from gptlab.config import ConfigError
-from gptlab.model import GPT, KVCache
+from gptlab.kvcache import KVCache
+from gptlab.model import GPT
 from gptlab.runs import Run
 from gptlab.tokenizer import from_meta
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptlab import checkpoint, costs, evaluation, memory
+from gptlab import checkpoint, costs, evaluation, initial, memory
+from gptlab.attention import Attention
 from gptlab.batches import Batches
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
@@ -42,7 +43,7 @@ class Setting:
 
     device: str
     dtype: str
-    attention: str
+    attention: Attention
     micro_batch_size: int
     threads: int
 
@@ -74,8 +75,7 @@ class Trainer:
         self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
         self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
         allow_tfloat32(setting.dtype)
-        attention = "math" if setting.attention == "math" else "sdpa"
-        self.model = GPT(config, attention=attention, seed=config.seed).to(world.device)  # type: ignore[arg-type]
+        self.model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
         self.optimizer = make_optimizer(self.model, config)
         called: torch.nn.Module = self.model
         if config.compile == "model":
@@ -102,7 +102,7 @@ class Trainer:
         return self.spent + time.monotonic() - self._began
 
     def resume(self) -> None:
-        """Goes to the newest good checkpoint, if there is one."""
+        """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any."""
         found = checkpoint.newest_good(self.path / "checkpoints", self.say)
         if found is not None:
             state = checkpoint.restore(found, self.model, self.optimizer, self.world.device)
@@ -112,6 +112,8 @@ class Trainer:
                 self.train_step.scaler.restore(state["scaler"])
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
+        else:
+            initial.load(self.model, self.config, self.say)
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""

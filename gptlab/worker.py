@@ -144,7 +144,7 @@ def _prepare(
     """Everything before the first step."""
     import torch
 
-    from gptlab import corpus
+    from gptlab import attention, corpus
     from gptlab.parallel.world import connect
     from gptlab.training import Trainer
 
@@ -159,6 +159,7 @@ def _prepare(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = _device(config, setting.device, local_rank, local_size)
+    attention.check(setting.attention, config, device, getattr(torch, setting.dtype))
     world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None
@@ -187,6 +188,8 @@ def _with_vocabulary(config: TrainConfig, text: Corpus, info: dict[str, Any]) ->
             f"vocab_size {config.vocab_size} is not that of {text.name}, {text.vocab_size}: leave it out, and the "
             "tokenizer decides."
         )
+    if config.mask_documents and text.tokenizer.eot != text.vocab_size - 1:
+        raise ConfigError(f"mask_documents needs documents, and {text.name} is one text without an end: leave it off.")
     return TrainConfig.from_dict(config.to_dict() | {"vocab_size": text.vocab_size})
 
 
@@ -194,6 +197,7 @@ def _settle(
     config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int
 ) -> tuple[Setting, dict[str, str]]:
     """What each `auto` becomes, with the rule that said so; a resumed run keeps what it had, for equal bits."""
+    from gptlab.attention import choose
     from gptlab.training import Setting
 
     reasons: dict[str, str] = {}
@@ -205,8 +209,7 @@ def _settle(
         return Setting(**(kept | {"threads": threads})), {"threads": f"{local_size} processes on this machine"}
     device, reasons["device"] = hardware.resolve_device(config.device)
     dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config.n_embd)
-    attention = "sdpa" if config.attention == "auto" else config.attention
-    reasons["attention"] = "auto: torch's fused kernels" if config.attention == "auto" else "as asked"
+    attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
     reasons["threads"] = "as asked" if config.threads else f"the cores over {local_size} processes on this machine"
     micro = config.micro_batch_size

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,16 @@ from gptlab.optimizer import make_optimizer
 
 SMALL = GPTConfig(n_layer=2, n_head=3, n_embd=48, block_size=32, vocab_size=65)
 GIB = 2**30
+SWITCHES: dict[str, dict[str, Any]] = {
+    "plain": {}, "rope": {"rope": True}, "rmsnorm": {"rmsnorm": True}, "qk_norm": {"qk_norm": True},
+    "swiglu": {"mlp": "swiglu"}, "relu2": {"mlp": "relu2"}, "grouped": {"n_kv_head": 2}, "untied": {"tie_head": False},
+    "softcap": {"logit_softcap": 15.0}, "window": {"sliding_window": 8}, "documents": {"mask_documents": True},
+    "grouped_turned": {"n_kv_head": 2, "rope": True, "qk_norm": True},
+    "all": {
+        "rope": True, "rmsnorm": True, "qk_norm": True, "mlp": "swiglu", "n_kv_head": 2, "tie_head": False,
+        "logit_softcap": 15.0, "sliding_window": 8, "mask_documents": True, "bias": False,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -28,10 +39,23 @@ def test_published_counts(name: str, count: int) -> None:
     assert costs.parameters(preset(name)).total == count
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", PRESETS)
-def test_counts_are_the_models_own(name: str, bias: bool) -> None:
-    config = preset(name, bias=bias)
+def switched(name: str, **shape: Any) -> GPTConfig:
+    """A config with one of the switches on."""
+    return GPTConfig.from_dict({"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 100} | shape | SWITCHES[name])
+
+
+@pytest.mark.parametrize("config", [preset(name, bias=bias) for name in PRESETS for bias in (True, False)])
+def test_counts_of_presets_are_the_models_own(config: GPTConfig) -> None:
+    hold_counts(config)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_counts_of_switches_are_the_models_own(name: str) -> None:
+    hold_counts(switched(name))
+    hold_counts(switched(name, n_head=2, n_embd=20, bias=False))
+
+
+def hold_counts(config: GPTConfig) -> None:
     with torch.device("meta"):
         model = GPT(config)
     real: dict[str, int] = {}
@@ -40,20 +64,25 @@ def test_counts_are_the_models_own(name: str, bias: bool) -> None:
             group
             for word, group in {
                 "wte": "token_embedding", "wpe": "position_embedding", "ln_": "layer_norm",
-                "attn": "attention", "mlp": "mlp",
+                "attn": "attention", "mlp": "mlp", "lm_head": "head",
             }.items()
             if word in key
         )  # fmt: skip
         real[group] = real.get(group, 0) + parameter.numel()
     count = costs.parameters(config)
     assert count.allocated == sum(parameter.numel() for parameter in model.parameters())
-    assert real == count.groups | {"token_embedding": count.token_embedding + count.padding}
+    padding = (config.padded_vocab_size - config.vocab_size) * config.n_embd
+    for group in ("token_embedding", "head"):
+        if group in real:
+            real[group] -= padding
+    assert real == {group: size for group, size in count.groups.items() if size}
     assert sum(count.groups.values()) == count.total
 
 
+@pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("vocab_size", [65, 257])
-def test_flops_are_what_torch_counts(vocab_size: int) -> None:
-    config = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=48, vocab_size=vocab_size)
+def test_flops_are_what_torch_counts(vocab_size: int, name: str) -> None:
+    config = switched(name, n_layer=3, block_size=48, vocab_size=vocab_size)
     model = GPT(config, attention="math")
     ids = torch.zeros(2, 48, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
@@ -64,8 +93,9 @@ def test_flops_are_what_torch_counts(vocab_size: int) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_activations_are_what_autograd_keeps(dtype: str, attention: str, dropout: float) -> None:
-    config = GPTConfig(n_layer=2, n_head=4, n_embd=64, block_size=64, vocab_size=100, dropout=dropout)
+@pytest.mark.parametrize("name", SWITCHES)
+def test_activations_are_what_autograd_keeps(name: str, dtype: str, attention: str, dropout: float) -> None:
+    config = switched(name, block_size=64, dropout=dropout)
     model = GPT(config, attention=attention)  # type: ignore[arg-type]
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}

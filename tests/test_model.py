@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
-from gptlab.model import GPT, MLP, KVCache, causal_attention_math, causal_attention_sdpa
+from gptlab.kvcache import KVCache
+from gptlab.model import GPT, MLP
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 PUBLISHED = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
@@ -81,20 +82,6 @@ def test_fused_attention_equals_the_plain_twin(config: GPTConfig) -> None:
     for (name, a), b in zip(fast.named_parameters(), plain.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         assert (a.grad - b.grad).abs().max() <= 1e-5 * b.grad.abs().max() + 1e-8, name
-
-
-@pytest.mark.parametrize("attend", [causal_attention_sdpa, causal_attention_math])
-def test_the_last_query_sees_every_key(attend) -> None:  # type: ignore[no-untyped-def]
-    q, k, v = (torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    whole = causal_attention_math(q, k, v, 0.0)
-    for new in (1, 3):
-        assert torch.allclose(attend(q[:, :, -new:], k, v, 0.0), whole[:, :, -new:], atol=1e-6)
-
-
-def test_large_scores_do_not_leak_through_the_mask() -> None:
-    q = k = torch.full((1, 1, 4, 8), 1e4)
-    v = torch.arange(4.0).view(1, 1, 4, 1).expand(1, 1, 4, 8)
-    assert torch.allclose(causal_attention_math(q, k, v, 0.0)[0, 0, :, 0], torch.tensor([0.0, 0.5, 1.0, 1.5]))
 
 
 def test_the_cache_equals_the_whole() -> None:

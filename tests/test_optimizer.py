@@ -60,7 +60,7 @@ def test_a_parameter_in_no_group_or_in_two_is_noticed(count: int) -> None:
 
 def test_a_parameter_that_is_not_trained_is_in_no_group() -> None:
     model = GPT(CONFIG, seed=1)
-    model.wpe.weight.requires_grad_(False)
+    model.get_parameter("wpe.weight").requires_grad_(False)
     count = sum(len(group["params"]) for group in make_optimizer(model, CONFIG).param_groups)
     assert count == len(list(model.parameters())) - 1
 

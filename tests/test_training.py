@@ -154,7 +154,7 @@ def test_gradients_that_no_scale_mends_are_divergence(config: TrainConfig, tmp_p
     run, train = start(config.replace(max_bad_steps=2), tmp_path, "a", "float16")
     assert train.train_step.scaler is not None
     train.train_step.scaler.scale = 2.0
-    train.model.ln_f.weight.register_hook(lambda g: g * math.inf)
+    train.model.get_parameter("ln_f.weight").register_hook(lambda g: g * math.inf)
     assert train.run() == "diverged"
     assert run.state == "diverged" and list(column(run, "loss_scale").values()) == [2.0, 1.0, 1.0]
 

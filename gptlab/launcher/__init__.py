@@ -57,7 +57,10 @@ def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.P
     Raises:
         ConfigError: what cannot work; then nothing was made.
     """
+    from gptlab import initial
+
     prepared = _check(config, Path.cwd())
+    initial.check(config, Path.cwd())
     client.supervisor()
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     run = create_run(config, name, base.absolute(), cwd=str(Path.cwd()))
