@@ -174,7 +174,9 @@ class GPT(nn.Module):
         self.wpe = None if config.rope else nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList([Block(config, attention) for _ in range(config.n_layer)])
         self.ln_f = make_norm(config)
-        self.lm_head = None if config.tie_head else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        self.lm_head: nn.Module | None = None  # tied: the head is wte
+        if not config.tie_head:
+            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         if self.wte.weight.device.type != "meta":
             initialise(self, seed)
 
@@ -265,11 +267,12 @@ class GPT(nn.Module):
     @property
     def head(self) -> Tensor:
         """The head's weights: (padded V, C)."""
-        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+        return self.wte.weight if self.lm_head is None else self.lm_head.get_parameter("weight")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, V), cropped to the vocabulary."""
-        logits = F.linear(hidden, self.head)[..., : self.config.vocab_size]
+        """(..., C) -> (..., V), cropped to the vocabulary."""
+        logits = F.linear(hidden, self.wte.weight) if self.lm_head is None else self.lm_head(hidden)
+        logits = logits[..., : self.config.vocab_size]
         if cap := self.config.logit_softcap:
             logits = cap * torch.tanh(logits.float() / cap)
         return logits

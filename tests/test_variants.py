@@ -143,7 +143,7 @@ def test_every_switch_changes_something(name: str) -> None:
         {n: shared[n] if n in shared and shared[n].shape == t.shape else t for n, t in own.items()}
     )
     if name == "untied":
-        assert switched.lm_head is not None and not torch.equal(switched.lm_head.weight, switched.wte.weight)
+        assert not torch.equal(switched.head, switched.wte.weight)
     assert not torch.allclose(plain(text()), switched(text()), atol=1e-4)
 
 
@@ -213,6 +213,7 @@ def test_no_switch_is_on_and_plain_gpt2_keeps_its_names() -> None:
     ]  # fmt: skip
 
 
+@torch.inference_mode()
 def test_rotary_scores_depend_on_distance_alone() -> None:
     """Su et al. 2021, eq. 1, and so a window may stand anywhere."""
     model = scattered("rope", block_size=64)
@@ -221,6 +222,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     assert torch.allclose(model(text()), model(text(), cache=shifted), atol=1e-5)
 
 
+@torch.inference_mode()
 def test_rows_may_stand_at_places_of_their_own() -> None:
     """positions (B, T): what a cache of padded prompts gives."""
     model = scattered("rope", block_size=64)
