@@ -212,6 +212,9 @@ class TrainConfig(GPTConfig):
     attention: Literal["auto", "sdpa", "flash", "efficient", "cudnn", "flex", "math"] = "auto"
     """Kernel of attention: sdpa leaves the choice to torch, flash, efficient and cudnn are what it chooses from, flex
     (GPUs) skips what a mask hides, math writes the scores out. auto is flex where a mask hides much, else sdpa."""
+    kernels: Literal["auto", "torch", "native"] = "auto"
+    """What computes loss and gradients: torch, or in bfloat16 on CPUs with AMX a kernel of our own, compiled once. auto
+    takes ours where it serves."""
     compile: Literal["off", "model"] = "off"
     """Whether torch.compile works on the model."""
     deterministic: bool = False

@@ -23,6 +23,7 @@ from torch import nn
 
 from gptlab.batches import Batches, micro_batches, share, stream_seed
 from gptlab.config import TrainConfig
+from gptlab.native.engine import Engine
 from gptlab.optimizer import clip_divisor, learning_rate, update
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
@@ -56,14 +57,16 @@ class TrainStep:
         model: a GPT, compiled or not; called with (ids, targets, reduction="sum", dropout_seed=...).
         micro_batch_size: sequences a forward pass sees.
         dtype: float32, tfloat32, bfloat16 or float16 (`precision.py`).
+        engine: computes loss and gradients in the model's place; `replicas` then keeps the gradients.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, replicas: Replicas, batches: Batches,
-        config: TrainConfig, world: World, *, micro_batch_size: int, dtype: str,
+        config: TrainConfig, world: World, *, micro_batch_size: int, dtype: str, engine: Engine | None = None,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.replicas, self.batches = model, optimizer, replicas, batches
         self.config, self.world, self.micro_batch_size, self.dtype = config, world, micro_batch_size, dtype
+        self.engine = engine
         self.scaler = LossScaler() if dtype == "float16" else None
         self.skipped = 0
         """Steps so far that moved nothing."""
@@ -79,10 +82,15 @@ class TrainStep:
         targets_in_batch = config.global_batch_size * config.block_size
         scale = self.scaler.scale if self.scaler else 1.0
         self.replicas.zero_grad()
+        if self.engine is not None:
+            self.engine.begin()
         total = torch.zeros((), device=device)
         for index in self.share:
             ids, targets = self.batches.micro_batch(step, index, self.micro_batch_size)  # each (b, T)
             ids, targets = ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            if self.engine is not None:
+                total += self.engine(ids, targets, 1 / targets_in_batch)
+                continue
             self.replicas.reduce_next(index == self.share[-1])
             seed = stream_seed("dropout", config.seed, step, index) if config.dropout > 0 else None
             with precision(device, self.dtype):
@@ -96,8 +104,7 @@ class TrainStep:
     def _update(self, loss: float, step: int, stop: bool) -> StepResult:
         """Clips and steps; the gradients are complete and the same on every process."""
         scale = self.scaler.scale if self.scaler else 1.0
-        gradients = [p.grad for p in self.replicas.parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients).item() / scale
+        norm = nn.utils.get_total_norm(self.replicas.gradients).item() / scale
         lr = learning_rate(self.config, step - self.skipped)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         rescaled = False

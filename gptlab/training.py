@@ -25,6 +25,7 @@ from gptlab.batches import Batches
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
 from gptlab.model import GPT
+from gptlab.native.engine import Engine
 from gptlab.optimizer import make_optimizer
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
@@ -46,6 +47,7 @@ class Setting:
     attention: Attention
     micro_batch_size: int
     threads: int
+    kernels: str = "torch"
 
 
 def human_line(row: dict[str, Any]) -> str:
@@ -84,9 +86,12 @@ class Trainer:
             corpus.split("train"), block_size=config.block_size, global_batch_size=config.global_batch_size,
             order=config.data_order, seed=config.seed,
         )  # fmt: skip
+        native = setting.kernels == "native"
+        replicas = Replicas(self.model, world, keep=native)
+        engine = Engine(self.model, batch=setting.micro_batch_size, threads=setting.threads) if native else None
         self.train_step = TrainStep(
-            called, self.optimizer, Replicas(self.model, world), batches, config, world,
-            micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
+            called, self.optimizer, replicas, batches, config, world,
+            micro_batch_size=setting.micro_batch_size, dtype=setting.dtype, engine=engine,
         )  # fmt: skip
         self.done = 0  # steps taken
         self.spent = 0.0  # seconds of the attempts before, up to the checkpoint that this one began at

@@ -197,6 +197,7 @@ def _settle(
     config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int
 ) -> tuple[Setting, dict[str, str]]:
     """What each `auto` becomes, with the rule that said so; a resumed run keeps what it had, for equal bits."""
+    from gptlab import native
     from gptlab.attention import choose
     from gptlab.training import Setting
 
@@ -218,7 +219,11 @@ def _settle(
         sharing = -(-local_size // hardware.distinct_devices(device, local_size))
         micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, sharing, device)
         reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
-    return Setting(device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads), reasons
+    kernels, reasons["kernels"] = native.choose(config.kernels, config, device, dtype, attention)
+    setting = Setting(
+        device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads, kernels=kernels
+    )
+    return setting, reasons
 
 
 def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) -> torch.device:

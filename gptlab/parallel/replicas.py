@@ -26,9 +26,13 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Replicas:
-    """Sums gradients over the world. In a world of one it does nothing."""
+    """Sums gradients over the world. In a world of one it does nothing.
 
-    def __init__(self, model: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
+    Args:
+        keep: gradients stay where they are from step to step, also in a world of one.
+    """
+
+    def __init__(self, model: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES, *, keep: bool = False) -> None:
         self.world = world
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._reducing = False
@@ -36,7 +40,7 @@ class Replicas:
         self._flat: list[Tensor] = []
         self._waiting: list[int] = []
         self._sizes: list[int] = []
-        if world.size > 1:
+        if world.size > 1 or keep:
             for bucket in _buckets(list(reversed(self.parameters)), bucket_bytes):
                 self._add(bucket)
 
@@ -55,12 +59,17 @@ class Replicas:
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
-        if self.world.size == 1:
+        if not self._flat:
             for p in self.parameters:
                 p.grad = None
         for flat in self._flat:
             flat.zero_()
         self._work, self._waiting, self._reducing = {}, list(self._sizes), False
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """All gradients, in as few tensors as there are."""
+        return self._flat or [p.grad for p in self.parameters if p.grad is not None]
 
     def reduce_next(self, reduce: bool) -> None:
         """Says whether the next backward is this step's last, so that its gradients are complete and may leave."""
