@@ -215,8 +215,8 @@ class TrainConfig(GPTConfig):
     kernels: Literal["auto", "torch", "native"] = "auto"
     """What computes loss and gradients: torch, or in bfloat16 on CPUs with AMX a kernel of our own, compiled once. auto
     takes ours where it serves."""
-    compile: Literal["off", "model"] = "off"
-    """Whether torch.compile works on the model."""
+    compile: Literal["off", "model", "step"] = "off"
+    """What torch.compile works on: the model (forward and backward), or step, with clipping and the optimizer too."""
     deterministic: bool = False
     """Demand bit-equal repeats on CUDA, at some speed; a CPU repeats bit for bit anyway."""
     nproc: int = 1

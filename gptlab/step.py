@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from gptlab.batches import Batches, micro_batches, share, stream_seed
+from gptlab.compiling import CompiledUpdate
 from gptlab.config import TrainConfig
 from gptlab.native.engine import Engine
 from gptlab.optimizer import clip_divisor, learning_rate, update
@@ -58,15 +59,17 @@ class TrainStep:
         micro_batch_size: sequences a forward pass sees.
         dtype: float32, tfloat32, bfloat16 or float16 (`precision.py`).
         engine: computes loss and gradients in the model's place; `replicas` then keeps the gradients.
+        compiled_update: clips and steps in the optimizer's place.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, replicas: Replicas, batches: Batches,
         config: TrainConfig, world: World, *, micro_batch_size: int, dtype: str, engine: Engine | None = None,
+        compiled_update: CompiledUpdate | None = None,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.replicas, self.batches = model, optimizer, replicas, batches
         self.config, self.world, self.micro_batch_size, self.dtype = config, world, micro_batch_size, dtype
-        self.engine = engine
+        self.engine, self.compiled_update = engine, compiled_update
         self.scaler = LossScaler() if dtype == "float16" else None
         self.skipped = 0
         """Steps so far that moved nothing."""
@@ -112,7 +115,11 @@ class TrainStep:
             self.skipped += 1
             rescaled = self.scaler is not None and math.isfinite(loss) and self.scaler.overflowed()
         else:
-            update(self.optimizer, lr=lr, divisor=scale * clip_divisor(norm, self.config.grad_clip))
+            divisor = scale * clip_divisor(norm, self.config.grad_clip)
+            if self.compiled_update is not None:
+                self.compiled_update(lr, divisor)
+            else:
+                update(self.optimizer, lr=lr, divisor=divisor)
             if self.scaler:
                 self.scaler.succeeded()
         return StepResult(loss, norm, lr, skipped, stop, scale if self.scaler else None, rescaled)

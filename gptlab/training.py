@@ -12,42 +12,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from gptlab import checkpoint, costs, evaluation, initial, memory
-from gptlab.attention import Attention
-from gptlab.batches import Batches
+from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
+from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
-from gptlab.model import GPT
-from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
-from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
-from gptlab.precision import allow_tfloat32
 from gptlab.recording import RunWriter
-from gptlab.step import StepResult, TrainStep
+from gptlab.step import StepResult
 
 STATUS_EVERY_S = 0.5
 """Seconds between two heartbeats."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the config's `auto` became for this run; run.json keeps it, and a resumed run takes it from there."""
-
-    device: str
-    dtype: str
-    attention: Attention
-    micro_batch_size: int
-    threads: int
-    kernels: str = "torch"
 
 
 def human_line(row: dict[str, Any]) -> str:
@@ -76,23 +56,11 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
         self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
-        allow_tfloat32(setting.dtype)
-        self.model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
-        self.optimizer = make_optimizer(self.model, config)
-        called: torch.nn.Module = self.model
-        if config.compile == "model":
-            called = torch.compile(self.model)  # type: ignore[assignment]
-        batches = Batches(
-            corpus.split("train"), block_size=config.block_size, global_batch_size=config.global_batch_size,
-            order=config.data_order, seed=config.seed,
-        )  # fmt: skip
-        native = setting.kernels == "native"
-        replicas = Replicas(self.model, world, keep=native)
-        engine = Engine(self.model, batch=setting.micro_batch_size, threads=setting.threads) if native else None
-        self.train_step = TrainStep(
-            called, self.optimizer, replicas, batches, config, world,
-            micro_batch_size=setting.micro_batch_size, dtype=setting.dtype, engine=engine,
-        )  # fmt: skip
+        parts = assemble(config, setting, corpus.split("train"), world)
+        self.model, self.optimizer, self.train_step = parts.model, parts.optimizer, parts.step
+        self.compile_s = 0.0  # of this attempt: spent in compilers, no part of the steps' times
+        self._steps = 0  # of this attempt
+        self._graphs: int | None = None  # compiled in the first two of them: what comes later was compiled again
         self.done = 0  # steps taken
         self.spent = 0.0  # seconds of the attempts before, up to the checkpoint that this one began at
         self.bad_steps = 0  # in a row
@@ -100,6 +68,11 @@ class Trainer:
         self.saved = -1  # step of the newest checkpoint
         self._began = time.monotonic()
         self._beat = 0.0
+
+    @property
+    def recompiles(self) -> int:
+        """Graphs that this attempt compiled after its second step."""
+        return 0 if self._graphs is None else compiling.graphs() - self._graphs
 
     @property
     def time_s(self) -> float:
@@ -127,9 +100,10 @@ class Trainer:
         status = "finished"
         while self.done < config.max_iters:
             self._heartbeat()
-            began = time.perf_counter()
+            began, compiled = time.perf_counter(), compiling.seconds()
             step = self.train_step(self.done, stop=self.writer is not None and self.writer.stop_requested())
-            row = self._record(step, time.perf_counter() - began)
+            compiled = compiling.seconds() - compiled
+            row = self._record(step, time.perf_counter() - began - compiled, compiled)
             if step.stop:
                 status = "stopped"
             if self.bad_steps >= config.max_bad_steps:
@@ -143,8 +117,12 @@ class Trainer:
                 break
         return self._finish(status, {})
 
-    def _record(self, step: StepResult, seconds: float) -> dict[str, Any]:
-        """Counts the step and writes its row; the main rank prints it now and then."""
+    def _record(self, step: StepResult, seconds: float, compiled: float) -> dict[str, Any]:
+        """Counts the step and writes its row; the main rank prints it now and then.
+
+        Args:
+            compiled: seconds that went to compilers meanwhile, and are not in `seconds`.
+        """
         config = self.config
         self.done += 1
         if not step.rescaled:  # a float16 overflow is what the scale falls for: no sign of divergence, nor of health
@@ -158,6 +136,12 @@ class Trainer:
             "peak_bytes": memory.peak_bytes(self.world.device.type), "world_size": self.world.size,
             "time_s": self.time_s,
         }  # fmt: skip
+        self.compile_s += compiled
+        if compiled:
+            row["compile_s"] = compiled
+        self._steps += 1
+        if self._steps == 2:
+            self._graphs = compiling.graphs()
         if step.scale is not None:
             row["loss_scale"] = step.scale
         if step.skipped:
@@ -239,6 +223,7 @@ class Trainer:
             self.writer.result(
                 status, step=self.done, val_loss=val_loss, val_bits_per_byte=bits, tokens=tokens, time_s=self.time_s,
                 skipped_steps=self.train_step.skipped, setting=dataclasses.asdict(self.setting),
+                compile_s=self.compile_s, recompiles=self.recompiles,
                 **(message if status == "diverged" else {}),
             )  # fmt: skip
             self.writer.status(

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+    from gptlab.assembly import Setting
     from gptlab.corpus import Corpus
-    from gptlab.training import Setting, Trainer
+    from gptlab.training import Trainer
 
 
 def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous: str) -> None:
@@ -153,7 +154,7 @@ def _prepare(
     text = corpus.ensure(config.data, config.tokenizer)
     text.check_length(config.block_size)
     config = _with_vocabulary(config, text, info)
-    setting, reasons = _settle(config, info, world_size, local_size)
+    setting, reasons = settle(config, info, world_size, local_size)
     torch.set_num_threads(setting.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -193,13 +194,13 @@ def _with_vocabulary(config: TrainConfig, text: Corpus, info: dict[str, Any]) ->
     return TrainConfig.from_dict(config.to_dict() | {"vocab_size": text.vocab_size})
 
 
-def _settle(
+def settle(
     config: TrainConfig, info: dict[str, Any], world_size: int, local_size: int
 ) -> tuple[Setting, dict[str, str]]:
     """What each `auto` becomes, with the rule that said so; a resumed run keeps what it had, for equal bits."""
-    from gptlab import native
+    from gptlab import compiling, native
+    from gptlab.assembly import Setting
     from gptlab.attention import choose
-    from gptlab.training import Setting
 
     reasons: dict[str, str] = {}
     if kept := info.get("setting"):
@@ -219,10 +220,15 @@ def _settle(
         sharing = -(-local_size // hardware.distinct_devices(device, local_size))
         micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, sharing, device)
         reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
-    kernels, reasons["kernels"] = native.choose(config.kernels, config, device, dtype, attention)
+    if config.kernels == "auto" and config.compile != "off":
+        kernels, reasons["kernels"] = "torch", "auto: torch.compile was asked for"
+    else:
+        kernels, reasons["kernels"] = native.choose(config.kernels, config, device, dtype, attention)
+    how, reasons["compile"] = compiling.choose(config.compile, device, kernels)
     setting = Setting(
-        device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads, kernels=kernels
-    )
+        device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads, kernels=kernels,
+        compile=how,
+    )  # fmt: skip
     return setting, reasons
 
 

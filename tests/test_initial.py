@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from gptlab import corpus, grid, initial
+from gptlab.assembly import Setting
 from gptlab.config import ConfigError, TrainConfig, preset
 from gptlab.flags import config_of
 from gptlab.model import GPT
 from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
 from gptlab.runs import Run
-from gptlab.training import Setting, Trainer
+from gptlab.training import Trainer
 
 SHAPE: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from gptlab import corpus
+from gptlab.assembly import Setting
 from gptlab.config import TrainConfig
 from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
 from gptlab.runs import Run
-from gptlab.training import Setting, Trainer, human_line
+from gptlab.training import Trainer, human_line
 
 
 @pytest.fixture
@@ -26,9 +28,10 @@ def config(tinytext: Path) -> TrainConfig:
     )  # fmt: skip
 
 
-def trainer(config: TrainConfig, run: Run, attempt: int, dtype: str = "float32") -> Trainer:
+def trainer(config: TrainConfig, run: Run, attempt: int, dtype: str = "float32", compile: str = "off") -> Trainer:
     text = corpus.ensure(config.data, config.tokenizer)
-    setting = Setting(device="cpu", dtype=dtype, attention="sdpa", micro_batch_size=2, threads=torch.get_num_threads())
+    threads = torch.get_num_threads()
+    setting = Setting("cpu", dtype, "sdpa", micro_batch_size=2, threads=threads, compile=compile)
     (run.path / "attempts" / f"{attempt:02d}").mkdir(parents=True)
     return Trainer(
         config.replace(vocab_size=text.vocab_size), setting, text, World(0, 1, torch.device("cpu")), run.path,
@@ -199,3 +202,18 @@ def test_the_line_says_what_nanogpt_says() -> None:
     row = {"step": 10, "loss": 3.13214, "step_s": 0.29027, "mfu": 0.031, "lr": 6e-5, "time_s": 33.12}
     assert human_line(row) == "iter 10: loss 3.1321, time 290.27ms, mfu 3.10%, lr 6.00e-05, total time 33.12s"
     assert "mfu n/a" in human_line(row | {"mfu": None})
+
+
+def test_compiling_is_recorded_apart_from_training(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # no C++: seconds
+    config = config.replace(max_iters=4, n_layer=1, dropout=0.0)
+    run = create_run(config, "compiled", tmp_path / "runs")
+    compiled = trainer(config, run, 1, compile="model")
+    assert compiled.run() == "finished"
+    rows = [row for row in (json.loads(line) for line in (run.path / "metrics.jsonl").open()) if "step_s" in row]
+    assert rows[0]["compile_s"] > 0 and rows[0]["step_s"] > 0 and "compile_s" not in rows[-1]
+    result = run.result()
+    assert result is not None and result["setting"]["compile"] == "model"
+    assert result["compile_s"] >= rows[0]["compile_s"] and result["recompiles"] == 0
