@@ -29,52 +29,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.kvcache import KVCache
 
 Attention = Literal["sdpa", "math"]
 
 
-class KVCache:
-    """Keys and values of the tokens seen so far, in buffers of fixed size.
-
-    Args:
-        config: shape of the model.
-        batch: rows B.
-        length: most tokens S that it holds.
-    """
-
-    def __init__(self, config: GPTConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (config.n_layer, 2, batch, config.n_head, length, config.head_dim)  # (L, 2, B, H, S, D)
-        self.buffer = torch.zeros(shape, device=device, dtype=dtype)
-        self.length = length
-        self.used = 0
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends T keys and values (B, H, T, D) of a layer and returns all so far, each (B, H, used + T, D)."""
-        end = self.used + k.size(2)
-        self.buffer[layer, 0, :, :, self.used : end] = k
-        self.buffer[layer, 1, :, :, self.used : end] = v
-        return self.buffer[layer, 0, :, :, :end], self.buffer[layer, 1, :, :, :end]
-
-
-def causal_attention_math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def causal_attention_math(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """Causal attention, written out: the plain twin of torch's fused one.
 
     softmax(q k^T / sqrt(D) + mask) v, with a mask of -inf above the diagonal (Vaswani et al. 2017, eq. 1). The last
     query is the last key's, however many keys came before.
 
-    Shapes: q (B, H, T, D), k and v (B, H, S, D) with S >= T; returns (B, H, T, D).
+    Shapes: q (B, H, T, D), k and v (B, H, S, D) with S >= T; mask bool, broadcastable to (B, H, T, S), in causality's
+    place; returns (B, H, T, D).
     """
     T, S = q.size(2), k.size(2)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, T, S)
-    future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)  # (T, S)
-    weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+    if mask is None:
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)  # (T, S)
+    weights = F.softmax(scores.masked_fill(~mask, -math.inf), dim=-1)
     return F.dropout(weights, dropout) @ v if dropout else weights @ v
 
 
-def causal_attention_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def causal_attention_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """The same through torch's fused kernels. `is_causal` aligns the first query with the first key, so it serves only
     where both are as many; a single query sees every key and needs no mask."""
     T, S = q.size(2), k.size(2)
+    if mask is not None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     if T != S and T != 1:
         return causal_attention_math(q, k, v, dropout)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T == S and T > 1)
@@ -89,7 +71,7 @@ class SelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None, layer: int, mask: Tensor | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
@@ -97,7 +79,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(layer, k, v)  # each (B, H, S, D)
         attend = causal_attention_sdpa if self.attention == "sdpa" else causal_attention_math
-        y = attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+        y = attend(q, k, v, self.dropout if self.training else 0.0, mask)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
@@ -127,9 +109,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None, layer: int, mask: Tensor | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x = x + self.attn(self.ln_1(x), cache, layer)
+        x = x + self.attn(self.ln_1(x), cache, layer, mask)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -159,6 +141,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList([Block(config, attention) for _ in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.lm_head: nn.Module | None = None  # tied: the head is wte
         if self.wte.weight.device.type != "meta":
             initialise(self, seed)
 
@@ -190,8 +173,16 @@ class GPT(nn.Module):
         Returns:
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.
         """
-        past = cache.used if cache is not None else 0
-        positions = torch.arange(past, past + ids.size(1), device=ids.device)  # (T,)
+        logits = self.logits(self.hidden(ids, dropout_seed=dropout_seed, cache=cache))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+    def hidden(self, ids: Tensor, *, dropout_seed: int | None = None, cache: KVCache | None = None) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, C). Arguments as for `forward`."""
+        T = ids.size(1)
+        positions = torch.arange(T, device=ids.device) if cache is None else cache.positions(T)  # (T,) or (B, T)
+        mask = None if cache is None else cache.mask(T)
         drops = self.training and self.config.dropout > 0
         if drops and dropout_seed is not None:
             _seed_dropout(dropout_seed)
@@ -200,13 +191,15 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.h):
             if drops and dropout_seed is not None:
                 _seed_dropout(dropout_seed + 1 + layer)
-            x = block(x, cache, layer)
+            x = block(x, cache, layer, mask)
         if cache is not None:
-            cache.used += ids.size(1)
-        logits = F.linear(self.ln_f(x), self.wte.weight)[..., : self.config.vocab_size]  # (B, T, V)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+            cache.advance(T)
+        return self.ln_f(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., C) -> (..., V), cropped to the vocabulary."""
+        logits = F.linear(hidden, self.wte.weight) if self.lm_head is None else self.lm_head(hidden)
+        return logits[..., : self.config.vocab_size]
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
-from gptlab.model import GPT, MLP, KVCache, causal_attention_math, causal_attention_sdpa
+from gptlab.kvcache import KVCache
+from gptlab.model import GPT, MLP, causal_attention_math, causal_attention_sdpa
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 PUBLISHED = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
