@@ -2,27 +2,30 @@
 
     checkpoints/step-00000120/
       model.safetensors       the plain model's weights, by parameter name
-      optimizer.safetensors   AdamW's state, as PARAMETER.exp_avg and so on
-      state.json              step, tokens, time, the model's config, the tokenizer
+      optimizer.safetensors   the optimizer's tensors, as PARAMETER.exp_avg and so on
+      state.json              step, time, validation loss, the model's config, the tokenizer
       manifest.json           size and SHA-256 of each file
 
-A checkpoint is written beside its place, flushed to the disk, and renamed: a kill at any moment leaves the old ones and
-no half of the new one. Neither torch nor safetensors notices a flipped byte, so a checkpoint is read only when its
-manifest holds; else the next older one is taken and the reason is said. Nothing is unpickled.
+A checkpoint is written beside its place, flushed to the disk, read back from there, and renamed: a kill at any moment
+leaves the old ones and no half of the new one. Neither torch nor safetensors notices a flipped byte, so a checkpoint is
+read only when its manifest holds; else the next older one is taken and the reason is said. Nothing is unpickled, no
+link is followed, and no name in a manifest leads out of its folder.
 
     >>> from gptlab.checkpoint import load_model
     >>> model, state = load_model("runs/first/checkpoints/step-00002000")
 
-Left out on purpose: when to save (`training.py`).
+Left out on purpose: when to save (`training.py`), and saving while training goes on (`saving.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +40,21 @@ from gptlab.runs import read_json, write_json
 
 FORMAT = 1
 """Version of the layout, in state.json."""
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be trusted. Starting from step 0 instead would lose the run silently, so nobody does."""
+    """No checkpoint can be trusted, or one cannot be written. Going on regardless would lose the run silently."""
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by PARAMETER.KEY."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{key}"] = value
-    return tensors
-
-
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts the tensors back. The learning rate, decay and fused flag stay those of the optimizer as it was built."""
-    for name, parameter in model.named_parameters():
-        keys = [key for key in tensors if key.startswith(f"{name}.") and "." not in key[len(name) + 1 :]]
-        if keys:
-            optimizer.state[parameter] = {key[len(name) + 1 :]: tensors[key].clone() for key in keys}
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """All that a checkpoint holds of the plain model and its optimizer: by file, then by name. No copies."""
+    state = {
+        f"{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    return {MODEL: dict(model.state_dict()), OPTIMIZER: state}
 
 
 def save(
@@ -70,60 +67,138 @@ def save(
     keep: int,
     may_write: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes a checkpoint of the plain model and removes all but the newest `keep`.
+    """Writes a checkpoint while the caller waits. Arguments and errors are those of `write`."""
+    return write(folder, step, tensors(model, optimizer), state, keep=keep, may_write=may_write)
+
+
+def write(
+    folder: Path,
+    step: int,
+    files: Mapping[str, Mapping[str, Tensor]],
+    state: dict[str, Any],
+    *,
+    keep: int,
+    may_write: Callable[[], None] = lambda: None,
+) -> Path:
+    """Writes a checkpoint, then removes all but the newest `keep` and the one with the lowest `val_loss`.
 
     Args:
         folder: the run's `checkpoints`.
-        state: plain values for state.json.
+        files: tensors by file, as `tensors` gives them; nobody may change them meanwhile.
+        state: plain values for state.json; `val_loss` is the validation loss at this very step, where it is known.
         may_write: called before the checkpoint takes its place; raises if another attempt owns the run.
+
+    Raises:
+        CheckpointError: the disk is full, refuses, or does not give back what was written. The older ones are whole.
     """
-    folder.mkdir(exist_ok=True)
-    for half in folder.glob(".step-*"):
-        shutil.rmtree(half, ignore_errors=True)
-    final = folder / f"step-{step:08d}"
     beside = folder / f".step-{step:08d}.{os.getpid()}"
-    beside.mkdir()
     try:
-        save_file(
-            {name: value.contiguous() for name, value in model.state_dict().items()}, beside / "model.safetensors"
-        )
-        save_file(optimizer_state(model, optimizer), beside / "optimizer.safetensors")
-        write_json(beside / "state.json", {"format": FORMAT, "step": step, **state})
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(beside.iterdir())
-        }
-        write_json(beside / "manifest.json", {"format": FORMAT, "files": files})
-        for path in beside.iterdir():
-            _fsync(path)
-        _fsync(beside)
-        may_write()
-        if final.exists():  # a step that is done again after a bad checkpoint
-            shutil.rmtree(final)
-        os.rename(beside, final)
-        _fsync(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        for half in folder.glob(".step-*"):
+            shutil.rmtree(half, ignore_errors=True)
+        beside.mkdir()
+        try:
+            _fill(beside, files, {"format": FORMAT, "step": step, **state})
+            may_write()
+            final = _take_place(beside, folder / f"step-{step:08d}")
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written ({error}): those before it in {folder} are whole, "
+            "and the run can be resumed from there"
+        ) from error
+    _prune(folder, step, keep)
     return final
+
+
+def _fill(beside: Path, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> None:
+    """Writes the files, and believes the disk only once it has given them back."""
+    for name, named in files.items():
+        save_file({key: value.contiguous() for key, value in named.items()}, beside / name)
+    write_json(beside / STATE, state)
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(beside.iterdir())}
+    write_json(beside / MANIFEST, {"format": FORMAT, "files": entries})
+    for path in beside.iterdir():
+        _fsync(path)
+    _fsync(beside)
+    if wrong := fault(beside):
+        raise OSError(f"what was written does not come back: {wrong}")
+
+
+def _take_place(beside: Path, final: Path) -> Path:
+    if final.exists():  # a step that is done again after a bad checkpoint
+        _remove(final)
+    os.rename(beside, final)
+    _fsync(final.parent)
+    return final
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Removes all checkpoints but the newest `keep` up to `step` and the best of these.
+
+    Those past `step` were passed over as bad when the run was resumed before them.
+    """
+    found = sorted(folder.glob("step-*"))
+    behind = [path for path in found if path.name <= f"step-{step:08d}"]
+    kept = {*behind[-keep:], *_by_val_loss(behind)[:1]}
+    for path in found:
+        if path not in kept:
+            with contextlib.suppress(OSError):
+                _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Out of sight at once, then off the disk: a kill in between leaves no half of it in sight."""
+    gone = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.gone")
+    os.rename(checkpoint, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _by_val_loss(checkpoints: list[Path]) -> list[Path]:
+    """Those whose validation loss is known, the lowest first; of equal ones the earlier."""
+    losses = {path: (read_json(path / STATE) or {}).get("val_loss") for path in checkpoints}
+    known = {path: loss for path, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
+    return sorted(known, key=lambda path: (known[path], path.name))
+
+
+def best(folder: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
+    """The checkpoint with the lowest validation loss among those that can be trusted; None where no loss is known.
+
+    Args:
+        say: is told of each one that is passed over, and why.
+    """
+    for checkpoint in _by_val_loss(sorted(folder.glob("step-*"))):
+        wrong = fault(checkpoint)
+        if wrong is None:
+            return checkpoint
+        say(f"checkpoint {checkpoint.name} is passed over: {wrong}")
+    return None
 
 
 def fault(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None if its manifest holds."""
-    manifest = read_json(checkpoint / "manifest.json")
+    manifest = None if (checkpoint / MANIFEST).is_symlink() else read_json(checkpoint / MANIFEST)
     if manifest is None:
-        return "manifest.json is missing or unreadable"
+        return f"{MANIFEST} is missing or unreadable"
     if manifest.get("format") != FORMAT:
         return f"its format is {manifest.get('format')!r}, not {FORMAT}"
-    for name, entry in manifest["files"].items():
-        path = checkpoint / Path(name).name
-        if not path.is_file() or path.is_symlink():
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        return f"{MANIFEST} lists no files"
+    for name, entry in files.items():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            return f"{MANIFEST} names {name!r}, which is no file of its folder"
+        path = checkpoint / name
+        if path.is_symlink():
+            return f"{name} is a link"
+        if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if _sha256(path) != entry["sha256"]:
+        if path.stat().st_size != entry.get("bytes"):
+            return f"{name} has {path.stat().st_size} bytes, not {entry.get('bytes')}"
+        if _sha256(path) != entry.get("sha256"):
             return f"{name} does not have its checksum"
-    missing = {"model.safetensors", "optimizer.safetensors", "state.json"} - set(manifest["files"])
+    missing = {MODEL, OPTIMIZER, STATE} - set(files)
     return f"{min(missing)} is not in its manifest" if missing else None
 
 
@@ -151,10 +226,53 @@ def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
 def restore(
     checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> dict[str, Any]:
-    """Loads a checked checkpoint into a model and its optimizer; returns state.json."""
-    model.load_state_dict(load_file(checkpoint / "model.safetensors", device=str(device)))
-    restore_optimizer(model, optimizer, load_file(checkpoint / "optimizer.safetensors", device=str(device)))
-    return json.loads((checkpoint / "state.json").read_text())
+    """Loads a checked checkpoint into a model and its optimizer; returns state.json.
+
+    The learning rate, decay and fused flag stay those of the optimizer as it was built.
+
+    Raises:
+        ConfigError: it is of another model; nothing was loaded.
+    """
+    weights = load_file(checkpoint / MODEL, device=str(device))
+    moments = load_file(checkpoint / OPTIMIZER, device=str(device))
+    parameters = dict(model.named_parameters())
+    _check_shapes(checkpoint, {name: value.shape for name, value in model.state_dict().items()}, weights)
+    owners = {name: name.rpartition(".")[0] for name in moments}  # PARAMETER.KEY
+    wanted = {name: parameters[owners[name]].shape for name in moments if owners[name] in parameters}
+    # A count of steps has no dimensions; the rest has its parameter's.
+    _check_shapes(checkpoint, wanted, {name: value for name, value in moments.items() if value.dim()}, some=True)
+    model.load_state_dict(weights)
+    for name, value in moments.items():
+        state = optimizer.state[parameters[owners[name]]]
+        state[name.rpartition(".")[2]] = value.clone()  # of its own, wherever the file's bytes lie
+    return json.loads((checkpoint / STATE).read_text())
+
+
+def _check_shapes(
+    checkpoint: Path, wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor], *, some: bool = False
+) -> None:
+    """Refuses tensors that are not those of the model, and says which.
+
+    Args:
+        some: whether tensors may be lacking.
+    """
+    names = [name for name in wanted if name in found or not some] + [name for name in found if name not in wanted]
+    wrong = []
+    for name in names:
+        there = _shape(found[name].shape) if name in found else "absent"
+        here = _shape(wanted[name]) if name in wanted else "absent"
+        if there != here:
+            wrong.append(f"{name} is {there} there and {here} here")
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(
+            f"The checkpoint {checkpoint} is of another model ({'; '.join(wrong[:3])}{more}): "
+            "use the config that it was made with, or start a new run."
+        )
+
+
+def _shape(size: torch.Size) -> str:
+    return " x ".join(map(str, size)) or "a number"
 
 
 def load_model(checkpoint: str | os.PathLike[str], *, device: str = "cpu") -> tuple[GPT, dict[str, Any]]:
@@ -167,13 +285,14 @@ def load_model(checkpoint: str | os.PathLike[str], *, device: str = "cpu") -> tu
     wrong = fault(folder)
     if wrong:
         raise ConfigError(f"The checkpoint {folder} cannot be read ({wrong}): choose another one.")
-    state = read_json(folder / "state.json") or {}
+    state = read_json(folder / STATE) or {}
     try:
         with torch.device("meta"):
             model = GPT(GPTConfig.from_dict(state["model"]))
-        weights = load_file(folder / "model.safetensors", device=device)
+        weights = load_file(folder / MODEL, device=device)
+        _check_shapes(folder, {name: value.shape for name, value in model.state_dict().items()}, weights)
         model.load_state_dict(weights, assign=True)
-    except (KeyError, RuntimeError, SafetensorError) as error:
+    except (KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"The checkpoint {folder} does not hold the model that it names ({error}).") from None
     return model.eval(), state
 
@@ -184,8 +303,11 @@ def _sha256(path: Path) -> str:
 
 
 def _fsync(path: Path) -> None:
+    """To the disk; and out of the system's memory, so that whoever reads it next reads the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)

@@ -36,13 +36,35 @@ def _train(parser: Parser) -> None:
 
 def _sample(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's name or folder")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from")
+    parser.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="what to go on from; given several times, all are continued"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="the most tokens to add [200]")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="X", help="0 takes the most likely token [0.8]"
     )
     parser.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N most likely; 0 from all [0]")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="draw from the likeliest that together have this share [1]",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="above 1 avoids what the text has already [1]",
+    )
+    parser.add_argument(
+        "--stop-id", type=int, action="append", metavar="N", help="id that ends a text; several may [the end of text]"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed draws the same text [0]")
+    parser.add_argument("--no-cache", action="store_true", help="compute the whole window for each token, slowly")
+    parser.add_argument("--dtype", default="float32", metavar="float32|bfloat16", help="of the weights [float32]")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="where to compute [auto]")
     _place(parser)
 
 

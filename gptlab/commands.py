@@ -50,25 +50,39 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def sample(arguments: argparse.Namespace) -> int:
-    """Prints the prompt and what the model makes of it, as it comes."""
+    """Prints the prompt and what the model makes of it, as it comes; of several, the first as it comes."""
     run = Run.open(arguments.run, arguments.runs_dir)
     from gptlab import sampling
 
+    prompts = arguments.prompt or [""]
     pieces = sampling.sample(
         run,
-        arguments.prompt,
+        prompts,
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        repetition_penalty=arguments.repetition_penalty,
+        stop_ids=arguments.stop_id,
         seed=arguments.seed,
+        use_cache=not arguments.no_cache,
+        dtype=arguments.dtype,
+        device=arguments.device,
     )
+    texts = [""] * len(prompts)
+    if not arguments.json:
+        print(prompts[0], end="", flush=True)
+    for row, piece in pieces:
+        texts[row] += piece
+        if row == 0 and not arguments.json:
+            print(piece, end="", flush=True)
     if arguments.json:
-        write(json.dumps({"run": run.name, "prompt": arguments.prompt, "text": "".join(pieces)}, indent=1))
+        samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]
+        write(json.dumps({"run": run.name, "samples": samples}, indent=1))
         return 0
-    print(arguments.prompt, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
     print()
+    for prompt, text in zip(prompts[1:], texts[1:], strict=True):
+        print(f"---\n{prompt}{text}")
     return 0
 
 

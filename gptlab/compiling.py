@@ -55,8 +55,6 @@ class CompiledUpdate:
             torch.zeros((), device=device),
             torch.ones((), device=device),
         )  # numbers would be guards
-        for group in optimizer.param_groups:
-            group["lr"] = self._lr
 
         def update() -> None:
             torch._foreach_div_(gradients(), self._divisor)
@@ -70,8 +68,10 @@ class CompiledUpdate:
         self._lr.fill_(lr)
         self._divisor.fill_(divisor)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._lr  # a checkpoint that was loaded brought its own
+            group["lr"] = self._lr
         self._update()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr  # a plain number, as checkpoints keep it
 
 
 def seconds() -> float:

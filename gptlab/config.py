@@ -198,9 +198,9 @@ class TrainConfig(GPTConfig):
     log_interval: int = 10
     """Steps between two printed lines; metrics.jsonl has every step."""
     checkpoint_interval: int = 250
-    """Steps between two checkpoints; a run that loses a worker goes on from the last."""
+    """Steps between two checkpoints; a run that loses a worker goes on from the last. A new best val_loss adds one."""
     keep_checkpoints: int = 2
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept; the one with the lowest validation loss is kept besides."""
     max_bad_steps: int = 5
     """Steps in a row with a non-finite loss or gradient, each skipped, after which the run ends as diverged."""
     seed: int = 1337

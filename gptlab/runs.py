@@ -60,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None where there is none."""
     try:
         value = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # neither JSON nor even text
         return None
     return value if isinstance(value, dict) else None
 
@@ -198,7 +198,8 @@ class _MetricsTail:
                 if row["attempt"] == old["attempt"]:
                     self.by_step[row["step"]] = old | row
                 elif row["attempt"] > old["attempt"]:
-                    self.by_step[row["step"]] = row
+                    # Without a loss it is no step done again, but what a later attempt had to add to it.
+                    self.by_step[row["step"]] = row if "loss" in row else old | row
         return [self.by_step[step] for step in sorted(self.by_step)]
 
 

@@ -1,127 +1,285 @@
-"""Text from a trained model: prefill the prompt once, then one token at a time through the KV cache.
+"""Text from a trained model: the prompts once, then a token at a time through the cache of keys and values.
 
-    >>> from gptlab.runs import Run
-    >>> from gptlab.sampling import sample
+    >>> from gptlab import Run, sample
     >>> for piece in sample(Run("runs/first"), "def ", max_new_tokens=200, temperature=0.8): print(piece, end="")
 
-Past the edge of the context the window slides: learned positions belong to places in the window, so every further token
-needs the window anew, with and without a cache alike. Draws come from a generator of their own; a seed repeats.
+`generate` works on ids and several prompts at once, of any lengths; a row's ids are those that it would have alone.
+Past the edge of the context the window slides: positions belong to places in the window, so every further token needs
+the window anew, with and without a cache alike. Draws come from a generator of each row's own; a seed repeats.
 
-Left out on purpose: the network (`model.py`), and finding a run (`runs.py`).
+Left out on purpose: the network (`model.py`), the cache (`kvcache.py`), layouts of weights that decode faster
+(`decoding.py`), how an id follows from logits (`choosing.py`), beam search.
 """
 
 from __future__ import annotations
 
 import codecs
-import math
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gptlab.checkpoint import load_model, newest_good
-from gptlab.config import ConfigError
+from gptlab.choosing import Choice
+from gptlab.config import ConfigError, GPTConfig, did_you_mean
+from gptlab.decoding import for_decoding
+from gptlab.hardware import resolve_device
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
 from gptlab.runs import Run
-from gptlab.tokenizer import from_meta
+from gptlab.tokenizer import Tokenizer, from_meta
+
+STOPPED = -1
+"""What a row gives after its stop id."""
 
 
-def choose(logits: Tensor, *, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
-    """The next id of each row.
+class _Texts:
+    """Rows that grow: their ids, which ids each has, and the generator of each one's draws."""
 
-    Args:
-        logits: (B, V).
-        temperature: divides the logits; 0 takes the most likely id.
-        top_k: only the k most likely ids are drawn (Fan et al. 2018, section 5.1); 0 for all.
+    def __init__(self, prompts: Sequence[Tensor], config: GPTConfig, choice: Choice, seed: int, device: torch.device):
+        self.ids: list[list[int]] = [prompt.tolist() for prompt in prompts]
+        self.block_size, self.device = config.block_size, device
+        # Ids are chosen in float64, which Apple's GPUs lack.
+        self.choosing = torch.device("cpu") if device.type == "mps" else device
+        self.seen: Tensor | None = None
+        if choice.repetition_penalty != 1:
+            self.seen = torch.zeros(len(prompts), config.vocab_size, dtype=torch.bool, device=self.choosing)
+            for row, prompt in enumerate(prompts):
+                self.seen[row, prompt.to(self.choosing)] = True
+        self.generators = None
+        if choice.temperature:
+            self.generators = [torch.Generator().manual_seed((seed + row) % 2**63) for row in range(len(prompts))]
 
-    Returns:
-        (B,) int64 on the CPU.
-    """
-    logits = logits.float().cpu()
-    if temperature == 0:
-        return logits.argmax(-1)
-    if 0 < top_k < logits.size(-1):
-        least = logits.topk(top_k).values[:, -1:]  # (B, 1)
-        logits = logits.masked_fill(logits < least, -math.inf)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+    def append(self, rows: list[int], ids: Tensor) -> list[int]:
+        """One id a row, (B,); returns them as numbers."""
+        if self.seen is not None:
+            self.seen[rows, ids] = True
+        new: list[int] = ids.tolist()
+        for row, one in zip(rows, new, strict=True):
+            self.ids[row].append(one)
+        return new
+
+    def slides(self, row: int) -> bool:
+        """Whether the row is longer than the context."""
+        return len(self.ids[row]) > self.block_size
+
+    def windows(self, rows: list[int], most: int) -> tuple[Tensor, Tensor]:
+        """The last ids of each row, `most` at most: (B, T), flush right; and the empty places before them, (B,)."""
+        parts = [self.ids[row][-most:] for row in rows]
+        T = max(map(len, parts))
+        padding = torch.tensor([T - len(part) for part in parts])
+        return torch.tensor([[0] * (T - len(part)) + part for part in parts], device=self.device), padding
+
+    def draws(self, rows: list[int]) -> Tensor | None:
+        """One a row, (B,) float64 in [0, 1)."""
+        if self.generators is None:
+            return None
+        return torch.cat([torch.rand(1, generator=self.generators[row], dtype=torch.float64) for row in rows])
 
 
-@torch.inference_mode()
+class _Cached:
+    """Rows whose keys and values are kept: those within the context that have not stopped."""
+
+    def __init__(self, model: GPT, texts: _Texts, new: int) -> None:
+        self.model, self.texts, self.rows = model, texts, list(range(len(texts.ids)))
+        config, weight = model.config, model.wte.weight
+        ids, padding = texts.windows(self.rows, config.block_size)
+        # A row grows until it is as long as the context; the shortest has the farthest to go.
+        shortest = ids.size(1) - int(padding.max())
+        length = ids.size(1) + min(new - 1, config.block_size - shortest)
+        self.cache = KVCache(config, len(self.rows), length, weight.device, weight.dtype, padding=padding)
+        self.new: Tensor | None = ids  # what the cache has not seen yet
+        self.end_of_text = config.vocab_size - 1 if getattr(config, "mask_documents", False) else None
+        self._hide(ids)
+
+    def _hide(self, ids: Tensor) -> None:
+        """With document masking, what stands before a row's last end of text is not seen."""
+        if self.end_of_text is None:
+            return
+        for row, column in (ids == self.end_of_text).nonzero().tolist():
+            self.cache.hide(row, self.cache.used + column)
+
+    def logits(self) -> Tensor:
+        """Of the id after each row, (B, V), in the order of `rows`."""
+        ids = self.new
+        if ids is None:
+            ids, _ = self.texts.windows(self.rows, 1)  # (B, 1)
+            self._hide(ids)
+        self.new = None
+        return self.model.logits(self.model.hidden(ids, cache=self.cache)[:, -1])
+
+    def drop(self, row: int) -> None:
+        """Forgets a row, if it is here."""
+        if row in self.rows:
+            index = self.rows.index(row)
+            self.cache.drop(index)
+            self.rows[index] = self.rows[-1]
+            self.rows.pop()
+
+
 def generate(
     model: GPT,
-    prompt: Tensor,
+    prompts: Sequence[Tensor] | Tensor,
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
     top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] = (),
     seed: int = 0,
-    cache: bool = True,
+    use_cache: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
-    """Continues a batch of prompts of one length, a token at a time.
+    """Continues prompts, a token at a time.
 
     Args:
         model: in eval mode.
-        prompt: (B, T) int64, T >= 1; the last block_size ids are looked at.
-        cache: keep keys and values; without, the whole window is computed anew each time (the plain twin).
+        prompts: (B, T) int64, or B tensors (T,) of any lengths above 0. Only the last block_size ids are looked at.
+        stop_ids: a row ends with the first of these that it gives.
+        seed: row r draws what it would draw alone with the seed `seed + r`.
+        use_cache: keep keys and values; without, each token computes its whole window (the plain twin).
+        dtype: of weights and cache while decoding; none takes the model's.
 
     Yields:
-        (B,) int64, on the CPU: the next id of each row.
+        (B,) int64, on the CPU: the next id of each row, or STOPPED. Ends when all rows have stopped.
+
+    Raises:
+        ConfigError: a prompt that is empty or has ids out of the vocabulary, or a number out of range.
     """
-    config, device = model.config, model.wte.weight.device
-    generator = torch.Generator().manual_seed(seed)
-    window = prompt[:, -config.block_size :].to(device)  # (B, <= block_size)
-    kept = KVCache(config, window.size(0), config.block_size, device, model.wte.weight.dtype) if cache else None
-    new = window
+    choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    vocab_size = model.config.vocab_size
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens {max_new_tokens} is out of range: give a value of 1 or more.")
+    if not len(prompts):
+        raise ConfigError("There is no prompt: give one or more.")
+    for row, prompt in enumerate(prompts):
+        if not prompt.numel():
+            raise ConfigError(f"Prompt {row} has no ids: give it one or more.")
+        if not 0 <= int(prompt.min()) <= int(prompt.max()) < vocab_size:
+            wrong = int(prompt.max()) if prompt.max() >= vocab_size else int(prompt.min())
+            raise ConfigError(f"Prompt {row} has the id {wrong}: give ids from 0 to {vocab_size - 1}.")
+    texts = _Texts(list(prompts), model.config, choice, seed, model.wte.weight.device)
+    return _generate(model, texts, max_new_tokens, choice, frozenset(stop_ids), use_cache, dtype)
+
+
+@torch.inference_mode()
+def _generate(
+    model: GPT,
+    texts: _Texts,
+    max_new_tokens: int,
+    choice: Choice,
+    stop_ids: frozenset[int],
+    use_cache: bool,
+    dtype: torch.dtype | None,
+) -> Iterator[Tensor]:
+    count, block_size = len(texts.ids), model.config.block_size
+    model = for_decoding(model, rows=count if use_cache else 1, dtype=dtype or model.wte.weight.dtype)
+    alive = list(range(count))
+    cached = _Cached(model, texts, max_new_tokens) if use_cache else None
     for _ in range(max_new_tokens):
-        if kept is not None and kept.used + new.size(1) <= config.block_size:
-            logits = model(new, cache=kept)[:, -1]  # (B, V)
-        else:
-            logits = model(window)[:, -1]
-        ids = choose(logits, temperature=temperature, top_k=top_k, generator=generator)
-        yield ids
-        new = ids[:, None].to(device)  # (B, 1)
-        window = torch.cat([window, new], dim=1)[:, -config.block_size :]
+        rows, parts = [], []
+        if cached is not None and cached.rows:
+            rows += cached.rows
+            parts.append(cached.logits())  # (B, V)
+        # The others compute their windows, which are the same for all that slide; rows of one length go together.
+        key = lambda row: len(texts.ids[row][-block_size:])  # noqa: E731
+        for _, same in itertools.groupby(sorted(set(alive) - set(rows), key=key), key):
+            group = list(same)
+            window, _ = texts.windows(group, block_size)
+            rows += group
+            parts.append(model.logits(model.hidden(window)[:, -1]))
+        ids = choice(
+            torch.cat(parts).to(texts.choosing), None if texts.seen is None else texts.seen[rows], texts.draws(rows)
+        )
+        given = [STOPPED] * count
+        for row, one in zip(rows, texts.append(rows, ids), strict=True):
+            given[row] = one
+            stops = one in stop_ids
+            if stops:
+                alive.remove(row)
+            if cached is not None and (stops or texts.slides(row)):
+                cached.drop(row)
+        yield torch.tensor(given)
+        if not alive:
+            return
 
 
 def sample(
-    run: Run, prompt: str, *, max_new_tokens: int = 200, temperature: float = 0.8, top_k: int = 0, seed: int = 0
-) -> Iterator[str]:
-    """Continues a text with a run's newest checkpoint, as whole characters, until the end-of-text id or the limit.
+    run: Run,
+    prompt: str | Sequence[str],
+    *,
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] | None = None,
+    seed: int = 0,
+    use_cache: bool = True,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> Iterator[Any]:
+    """Continues texts with a run's newest checkpoint, as whole characters, until a stop id or the limit.
 
     Args:
-        prompt: what to go on from; empty starts at a line's beginning.
+        prompt: what to go on from; empty starts at a line's beginning. Several are continued at once.
         temperature: above 0; 0 always takes the most likely token.
+        stop_ids: ids that end a text and are not shown; none takes the tokenizer's end of text.
+        dtype: float32, or bfloat16 for speed.
+        device: auto, cpu, cuda or mps.
+        (The others as `generate` has them.)
+
+    Returns:
+        Pieces of text; for several prompts, pairs of the prompt's number and a piece.
 
     Raises:
         ConfigError: no checkpoint yet, a prompt with characters that the tokenizer lacks, or a number out of range.
     """
-    for name, value, low in (
-        ("max_new_tokens", max_new_tokens, 1),
-        ("temperature", temperature, 0),
-        ("top_k", top_k, 0),
-    ):
-        if not (math.isfinite(value) and value >= low):
-            raise ConfigError(f"{name} {value} is out of range: give {low} or more.")
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in kinds:
+        raise ConfigError(f"dtype {dtype!r} is unknown{did_you_mean(dtype, kinds)}: choose float32 or bfloat16.")
+    if device not in (devices := ("auto", "cpu", "cuda", "mps")):
+        raise ConfigError(
+            f"device {device!r} is unknown{did_you_mean(device, devices)}: choose auto, cpu, cuda or mps."
+        )
     newest = newest_good(run.path / "checkpoints", lambda _: None)
     if newest is None:
         raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
-    model, state = load_model(newest)
+    model, state = load_model(newest, device=resolve_device(device)[0])
     tokenizer = from_meta(state["tokenizer"])
-    ids = torch.from_numpy(tokenizer.encode(prompt or "\n").astype("int64"))[None]  # (1, T)
-    return _text(model, ids, tokenizer, max_new_tokens, temperature, top_k, seed)
+    if stop_ids is None:
+        stop_ids = () if tokenizer.eot is None else (tokenizer.eot,)
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    ids = generate(
+        model,
+        [torch.from_numpy(tokenizer.encode(text or "\n").astype("int64")) for text in prompts],
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        stop_ids=stop_ids,
+        seed=seed,
+        use_cache=use_cache,
+        dtype=kinds[dtype],
+    )
+    pieces = _pieces(ids, len(prompts), tokenizer, stop_ids)
+    return (piece for _, piece in pieces) if isinstance(prompt, str) else pieces
 
 
-def _text(model, ids, tokenizer, max_new_tokens, temperature, top_k, seed) -> Iterator[str]:  # type: ignore[no-untyped-def]
-    """Characters as they become whole: a token may end in the middle of one."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    for new in generate(model, ids, **options):
-        if new.item() == tokenizer.eot:
-            break
-        piece = decoder.decode(tokenizer.decode_bytes([int(new)]))
-        if piece:
-            yield piece
-    if rest := decoder.decode(b"", final=True):
-        yield rest
+def _pieces(
+    steps: Iterator[Tensor], rows: int, tokenizer: Tokenizer, stop_ids: Collection[int]
+) -> Iterator[tuple[int, str]]:
+    """Characters of each row as they become whole: a token may end in the middle of one."""
+    decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in range(rows)]
+    for ids in steps:
+        for row, one in enumerate(ids.tolist()):
+            shown = one != STOPPED and one not in stop_ids
+            if shown and (piece := decoders[row].decode(tokenizer.decode_bytes([one]))):
+                yield row, piece
+    for row, decoder in enumerate(decoders):
+        if rest := decoder.decode(b"", final=True):
+            yield row, rest

@@ -2,7 +2,11 @@
 
 A `Trainer` is what every rank of every run executes, whoever started it. It begins at the newest good checkpoint, takes
 steps until the last one or until someone asks for a stop, and leaves result.json. Timed is the step alone: windows,
-forward, backward, sums and update; evaluation and saving are left out.
+forward, backward, sums and update; evaluation and saving are left out. What a save held training up for stands in its
+own column, `checkpoint_stall_s`.
+
+A checkpoint is saved every checkpoint_interval steps, at each look at the validation loss that is the lowest so far,
+and at the end.
 
 Left out on purpose: what a step is (`step.py`), the processes and their first moments (`worker.py`).
 """
@@ -24,6 +28,7 @@ from gptlab.corpus import Corpus
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
 from gptlab.recording import RunWriter
+from gptlab.saving import Saver
 from gptlab.step import StepResult
 
 STATUS_EVERY_S = 0.5
@@ -66,6 +71,11 @@ class Trainer:
         self.bad_steps = 0  # in a row
         self._fixed: evaluation.Starts | None = None
         self.saved = -1  # step of the newest checkpoint
+        self.look: tuple[int, float] | None = None  # step and loss of the last look at the validation loss
+        self.best: dict[str, Any] | None = None  # step and val_loss of the lowest look so far
+        self.saver = None if writer is None else Saver(
+            path / "checkpoints", keep=config.keep_checkpoints, may_write=writer.check, say=say
+        )  # fmt: skip
         self._began = time.monotonic()
         self._beat = 0.0
 
@@ -88,6 +98,7 @@ class Trainer:
             self.spent, self.train_step.skipped = state["time_s"], state["skipped_steps"]
             if self.train_step.scaler:
                 self.train_step.scaler.restore(state["scaler"])
+            self.best = state.get("best")
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
         else:
@@ -95,6 +106,21 @@ class Trainer:
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""
+        try:
+            return self._loop()
+        except BaseException:
+            self._let_save_end()
+            raise
+
+    def _let_save_end(self) -> None:
+        """What is being written as the run breaks off is still worth having; its own error must not hide the first."""
+        if self.saver is not None:
+            try:
+                self.saver.wait()
+            except Exception as error:
+                self.say(str(error))
+
+    def _loop(self) -> str:
         config = self.config
         self.model.train()
         status = "finished"
@@ -109,9 +135,8 @@ class Trainer:
             if self.bad_steps >= config.max_bad_steps:
                 return self._finish("diverged", row)
             last = self.done == config.max_iters or step.stop
-            if self.done % config.eval_interval == 0 and not last:
-                self._evaluate_fixed()
-            if self.bad_steps == 0 and (last or self.done % config.checkpoint_interval == 0):
+            best = self.done % config.eval_interval == 0 and not step.stop and self._evaluate_fixed()
+            if self.bad_steps == 0 and (last or best or self.done % config.checkpoint_interval == 0):
                 self.save()  # never amid steps that are not finite: their weights may be the cause
             if step.stop:
                 break
@@ -166,8 +191,8 @@ class Trainer:
                 pids=self.pids, heartbeats=[time.time()] * self.world.size,
             )  # fmt: skip
 
-    def _evaluate_fixed(self) -> None:
-        """A look at the validation loss, over the same windows each time."""
+    def _evaluate_fixed(self) -> bool:
+        """A look at the validation loss, over the same windows each time. Whether it is the lowest so far."""
         config, tokens = self.config, self.corpus.split("val")
         if self._fixed is None:
             self._fixed = evaluation.fixed_windows(
@@ -180,6 +205,11 @@ class Trainer:
         if self.writer is not None:
             self.writer.log({"step": self.done, "val_loss": loss})
         self.say(f"step {self.done}: val loss {loss:.4f}")
+        self.look = (self.done, loss)
+        if self.bad_steps or not np.isfinite(loss) or (self.best is not None and loss >= self.best["val_loss"]):
+            return False
+        self.best = {"step": self.done, "val_loss": loss}
+        return True
 
     def evaluate(self, starts: evaluation.Starts, size: int | None = None) -> evaluation.Score:
         """The score on windows of the validation split, whose predicted tokens have `size` bytes. Collective."""
@@ -190,19 +220,21 @@ class Trainer:
         )  # fmt: skip
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this step has one."""
-        if self.writer is not None and self.saved != self.done:
+        """Has a checkpoint written, unless this step has one. Training goes on once its state is copied."""
+        if self.saver is not None and self.writer is not None and self.saved != self.done:
             self.writer.check()
-            checkpoint.save(
-                self.path / "checkpoints", self.done, self.model, self.optimizer,
+            here = self.look is not None and self.look[0] == self.done
+            stall = self.saver.save(
+                self.done, self.model, self.optimizer,
                 {
                     "time_s": self.time_s, "skipped_steps": self.train_step.skipped,
                     "scaler": self.train_step.scaler.state() if self.train_step.scaler else None,
                     "model": self.config.shape().to_dict(), "tokenizer": self.corpus.tokenizer.to_meta(),
-                    "seed": self.config.seed,
+                    "seed": self.config.seed, "val_loss": _plain(self.look[1]) if here and self.look else None,
+                    "best": self.best,
                 },
-                keep=self.config.keep_checkpoints, may_write=self.writer.check,
             )  # fmt: skip
+            self.writer.log({"step": self.done, "checkpoint_stall_s": stall})
         self.saved = self.done
 
     def _finish(self, status: str, row: dict[str, Any]) -> str:
@@ -215,14 +247,15 @@ class Trainer:
             val_loss, bits = score.loss, score.bits_per_byte
             shown = f", {bits:.4f} bits a byte" if bits is not None else ""
             self.say(f"step {self.done}: val loss {val_loss:.4f}{shown} over the whole validation split")
-        if self.writer is not None:
+        if self.writer is not None and self.saver is not None:
+            self.saver.wait()  # the last word is not said before the last checkpoint is on the disk
             if val_loss is not None:
                 self.writer.log({"step": self.done, "val_loss": val_loss})
             tokens = self.done * self.config.global_batch_size * self.config.block_size
             message = {"message": f"{self.bad_steps} steps in a row were not finite, the last at step {self.done}"}
             self.writer.result(
                 status, step=self.done, val_loss=val_loss, val_bits_per_byte=bits, tokens=tokens, time_s=self.time_s,
-                skipped_steps=self.train_step.skipped, setting=dataclasses.asdict(self.setting),
+                skipped_steps=self.train_step.skipped, setting=dataclasses.asdict(self.setting), best=self.best,
                 compile_s=self.compile_s, recompiles=self.recompiles,
                 **(message if status == "diverged" else {}),
             )  # fmt: skip

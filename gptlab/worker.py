@@ -160,7 +160,8 @@ def _prepare(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = _device(config, setting.device, local_rank, local_size)
-    attention.check(setting.attention, config, device, getattr(torch, setting.dtype))
+    numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
+    attention.check(setting.attention, config, device, numbers)
     world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None

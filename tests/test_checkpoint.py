@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
 from gptlab.recording import StaleWriterError
+from gptlab.runs import read_json, write_json
 
 SHAPE = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=65)
 IDS = torch.arange(16).view(2, 8)
@@ -29,8 +32,13 @@ def trained(seed: int = 0, **changes: Any) -> tuple[GPT, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save(folder: Path, step: int, keep: int = 3) -> Path:
-    return checkpoint.save(folder, step, *trained(step), {"model": SHAPE.to_dict(), "time_s": 1.5}, keep=keep)
+def save(folder: Path, step: int, keep: int = 3, **state: Any) -> Path:
+    state = {"model": SHAPE.to_dict(), "time_s": 1.5, **state}
+    return checkpoint.save(folder, step, *trained(step), state, keep=keep)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in sorted(folder.iterdir())]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -62,10 +70,52 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert [p.name for p in sorted((tmp_path / "c").iterdir())] == ["step-00000030", "step-00000040"]
 
 
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    for step, loss in ((10, 3.0), (20, 1.5), (30, None), (40, 1.5), (50, 2.0), (60, float("nan"))):
+        save(folder, step, keep=2, val_loss=loss)
+    assert names(folder) == ["step-00000020", "step-00000050", "step-00000060"]
+    assert checkpoint.best(folder) == folder / "step-00000020"
+    save(folder, 70, keep=1, val_loss=1.0)
+    assert names(folder) == ["step-00000070"]
+
+
+def test_a_damaged_best_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    assert checkpoint.best(folder) is None
+    one, two = save(folder, 10, val_loss=1.0), save(folder, 20, val_loss=2.0)
+    flip(one / "model.safetensors")
+    said: list[str] = []
+    assert checkpoint.best(folder, said.append) == two and "does not have its checksum" in said[0]
+
+
+def test_bad_ones_ahead_do_not_push_out_what_was_just_written(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    good, bad = save(folder, 10, keep=1), save(folder, 30)
+    flip(bad / "model.safetensors")
+    assert checkpoint.newest_good(folder, lambda _: None) == good
+    save(folder, 20, keep=1)
+    assert names(folder) == ["step-00000020"]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
+
+
+def rename(folder: Path, name: str) -> None:
+    """The manifest names another place, where the very same bytes lie."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = manifest["files"].pop("state.json")
+    if not name.startswith("/"):
+        (folder / name).write_bytes((folder / "state.json").read_bytes())
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def link(path: Path) -> None:
+    """The same bytes, through a link."""
+    path.symlink_to(path.rename(path.parent.parent / f"of-{path.parent.name}-{path.name}"))
 
 
 DAMAGE = {
@@ -74,6 +124,12 @@ DAMAGE = {
     "no manifest": lambda c: (c / "manifest.json").unlink(),
     "a lost file": lambda c: (c / "state.json").unlink(),
     "another format": lambda c: (c / "manifest.json").write_text('{"format": 99, "files": {}}'),
+    "a manifest that is no text": lambda c: (c / "manifest.json").write_bytes(b"\xff\xfe{}"),
+    "a manifest of another kind": lambda c: (c / "manifest.json").write_text('{"format": 1, "files": [1]}'),
+    "a name that leads out": lambda c: rename(c, "../state.json"),
+    "a name that leads anywhere": lambda c: rename(c, "/etc/hostname"),
+    "a linked file": lambda c: link(c / "model.safetensors"),
+    "a linked manifest": lambda c: link(c / "manifest.json"),
     "an empty manifest": lambda c: (c / "manifest.json").write_text('{"format": 1, "files": {}}'),
 }
 
@@ -116,3 +172,107 @@ def test_a_model_comes_out_as_it_went_in(tmp_path: Path) -> None:
     model, state = checkpoint.load_model(save(tmp_path / "c", 3))
     assert state["step"] == 3 and not model.training
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained(3)[0].parameters(), strict=True))
+
+
+def test_no_flipped_byte_of_the_manifest_is_believed_or_crashes(tmp_path: Path) -> None:
+    path = save(tmp_path / "c", 3)
+    good, manifest = (path / "manifest.json").read_bytes(), read_json(path / "manifest.json")
+    for place in range(len(good)):
+        data = bytearray(good)
+        data[place] ^= 1 << place % 8
+        (path / "manifest.json").write_bytes(data)
+        assert checkpoint.fault(path) or read_json(path / "manifest.json") == manifest, data
+
+
+def test_another_shape_is_refused_and_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "c", 3)
+    wider = GPT(GPTConfig(n_layer=2, n_head=1, n_embd=32, block_size=8, vocab_size=65), seed=1)
+    before = [p.clone() for p in wider.parameters()]
+    with pytest.raises(ConfigError, match=r"wte.weight is 128 x 16 there and 128 x 32 here.*more\)") as refusal:
+        checkpoint.restore(path, wider, make_optimizer(wider, TrainConfig()), torch.device("cpu"))
+    assert str(path) in str(refusal.value)
+    assert all(torch.equal(a, b) for a, b in zip(before, wider.parameters(), strict=True))
+    deeper = GPT(GPTConfig(n_layer=2, n_head=1, n_embd=16, block_size=8, vocab_size=65))
+    with pytest.raises(ConfigError, match="is absent there and 16 here"):
+        checkpoint.restore(path, deeper, make_optimizer(deeper, TrainConfig()), torch.device("cpu"))
+
+
+def test_moments_of_another_shape_are_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    optimizer.state[model.get_parameter("wpe.weight")]["exp_avg"] = torch.zeros(3, 4)
+    path = checkpoint.save(tmp_path / "c", 3, model, optimizer, {}, keep=1)
+    other = GPT(SHAPE, seed=7)
+    with pytest.raises(ConfigError, match=r"wpe.weight.exp_avg is 3 x 4 there and 8 x 16 here"):
+        checkpoint.restore(path, other, make_optimizer(other, TrainConfig()), torch.device("cpu"))
+    assert not torch.equal(other.wte.weight, model.wte.weight)
+
+
+def test_a_description_that_is_not_the_weights_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "c", 3)
+    state, manifest = read_json(path / "state.json"), read_json(path / "manifest.json")
+    assert state is not None and manifest is not None
+    write_json(path / "state.json", state | {"model": SHAPE.to_dict() | {"n_embd": 8}})
+    manifest["files"]["state.json"] = {
+        "bytes": (path / "state.json").stat().st_size, "sha256": checkpoint._sha256(path / "state.json")
+    }  # fmt: skip
+    write_json(path / "manifest.json", manifest)
+    with pytest.raises(ConfigError, match=r"wte.weight is 128 x 16 there and 128 x 8 here"):
+        checkpoint.load_model(path)
+
+
+CALLS = ["mkdir", "open", "fsync", "rename", "replace"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_full_disk_at_any_call_leaves_the_older_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The n-th call of a kind fails, for every n until the save goes through."""
+    folder = tmp_path / "c"
+    older = save(folder, 10)
+    real, fails, left = getattr(os, call), 0, 0
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments, **keywords)
+
+    for nth in range(1, 50):
+        left = nth
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            try:
+                save(folder, 20)
+            except checkpoint.CheckpointError as error:
+                assert "step 20" in str(error) and "No space left on device" in str(error)
+                fails += 1
+        if left > 0:  # there is no n-th call
+            break
+        done = folder / "step-00000020"  # only the very last flush, of the folder itself, comes after the rename
+        assert checkpoint.fault(older) is None and (not done.exists() or checkpoint.fault(done) is None)
+        assert not list(folder.glob(".step-*"))
+    assert fails and checkpoint.newest_good(folder, lambda _: None) == folder / "step-00000020"
+
+
+def test_a_disk_that_gives_back_something_else_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "c"
+    older = save(folder, 10)
+    real = checkpoint._fsync
+
+    def lossy(path: Path) -> None:
+        real(path)
+        if path.name == "model.safetensors":
+            flip(path)
+
+    monkeypatch.setattr(checkpoint, "_fsync", lossy)
+    with pytest.raises(checkpoint.CheckpointError, match=r"model.safetensors does not have its checksum"):
+        save(folder, 20)
+    assert names(folder) == [older.name]
+
+
+def test_what_cannot_be_written_into_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("a file where the folder should be")
+    with pytest.raises(checkpoint.CheckpointError, match=r"could not be written.*File exists"):
+        save(tmp_path / "c", 10)

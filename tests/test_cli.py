@@ -283,7 +283,29 @@ def test_train_prints_its_lines_and_leaves_a_run_that_can_be_sampled(
     text = capsys.readouterr().out
     assert text.startswith("def ") and len(text) > 10
     assert main(["sample", "first", "--prompt", "def ", "--max-new-tokens", "20", "--seed", "1", "--json"]) == 0
-    assert "def " + json.loads(capsys.readouterr().out)["text"] + "\n" == text
+    (made,) = json.loads(capsys.readouterr().out)["samples"]
+    assert made["prompt"] == "def " and f"def {made['text']}\n" == text
+    several = [
+        "sample",
+        "first",
+        "--prompt",
+        "def ",
+        "--prompt",
+        "class Longer",
+        "--max-new-tokens",
+        "70",
+        "--seed",
+        "1",
+    ]
+    ways = ["--top-p", "0.9", "--top-k", "40", "--repetition-penalty", "1.1", "--stop-id", "0"]  # a line end
+    assert main([*several, *ways]) == 0
+    first, second = capsys.readouterr().out.split("\n---\n")
+    assert first.startswith("def ") and second.startswith("class Longer") and "\n" not in first
+    assert main([*several, *ways, "--no-cache", "--json"]) == 0
+    samples = json.loads(capsys.readouterr().out)["samples"]
+    assert [one["prompt"] + one["text"] for one in samples] == [first, second[:-1]]
+    assert main([*several, "--dtype", "bfloat17"]) == 2 and main([*several, "--device", "gpu"]) == 2
+    assert "'bfloat17' is unknown" in (said := capsys.readouterr().err) and "'gpu' is unknown" in said
     assert main(["train", "--name", "first", "--data", str(tinytext), *TINY]) == 2
     assert "already" in capsys.readouterr().err
 

@@ -169,6 +169,21 @@ def test_stop_leaves_a_checkpoint_and_no_process_and_resume_goes_on(
         launcher.resume("stopped")
 
 
+def test_a_checkpoint_of_one_world_size_resumes_on_another(tinytext: Path, unbroken: dict[int, list[float]]) -> None:
+    handle = launcher.launch(small(tinytext, nproc=1), name="resized")
+    for nproc, goal in ((2, 60), (1, 120)):
+        until(lambda run=handle.run, goal=goal: steps(run) >= goal)  # type: ignore[misc]
+        handle.stop()
+        assert handle.wait(10)["status"] == "stopped"
+        info = read_json(handle.run.path / "run.json") or {}
+        info["config"]["nproc"] = nproc
+        write_json(handle.run.path / "run.json", info)
+        handle = launcher.resume("resized")
+    assert handle.wait(60)["status"] == "finished"
+    assert {row["world_size"] for row in handle.metrics()} == {1, 2}
+    assert max(abs(a - b) for a, b in zip(losses(handle.run), unbroken[1], strict=True)) < 1e-4
+
+
 def test_a_stop_right_after_launch_is_not_lost(tinytext: Path) -> None:
     handle = launcher.launch(small(tinytext, max_iters=100_000))
     handle.stop()

@@ -72,6 +72,12 @@ def test_one_process_claims_at_a_time(run: Run) -> None:
         assert claim.new_attempt() == 2
 
 
+def test_what_a_later_attempt_adds_to_a_step_does_not_hide_its_loss(run: Run) -> None:
+    RunWriter(run.path, 1).log({"step": 1, "loss": 2.0})
+    RunWriter(run.path, 2).log({"step": 1, "val_loss": 3.0})  # killed after its last step, resumed for the last look
+    assert run.metrics() == [{"step": 1, "loss": 2.0, "val_loss": 3.0, "attempt": 2}]
+
+
 def test_an_older_attempt_may_not_write(run: Run) -> None:
     with Claim(run.path) as claim:
         old = RunWriter(run.path, claim.new_attempt())

@@ -5,18 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gptlab import corpus
+from gptlab import checkpoint, corpus
 from gptlab.assembly import Setting
+from gptlab.checkpoint import CheckpointError
 from gptlab.config import TrainConfig
+from gptlab.evaluation import Score
 from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
 from gptlab.runs import Run
+from gptlab.tokenizer import from_meta
 from gptlab.training import Trainer, human_line
 
 
@@ -54,8 +59,10 @@ def test_a_run_leaves_its_record(config: TrainConfig, tmp_path: Path) -> None:
     losses, result = column(run), run.result()
     assert list(losses) == list(range(1, 13)) and losses[12] < losses[1]
     assert set(column(run, "val_loss")) == {5, 10, 12}
-    assert [path.name for path in run.checkpoints()] == ["step-00000008", "step-00000012"]
+    assert [path.name for path in run.checkpoints()] == ["step-00000010", "step-00000012"]  # 10 is a look, and the best
     assert result is not None and result["status"] == run.state == "finished"
+    assert result["best"] == {"step": 10, "val_loss": column(run, "val_loss")[10]}
+    assert set(column(run, "checkpoint_stall_s")) == {4, 5, 8, 10, 12}
     row = run.metrics()[3]
     wanted = {
         "tokens",
@@ -170,6 +177,89 @@ def test_evaluation_does_not_move_training(config: TrainConfig, tmp_path: Path) 
     assert column(one) == column(other)
 
 
+def test_the_best_by_validation_loss_is_kept_and_survives_a_resume(config: TrainConfig, tmp_path: Path) -> None:
+    config = config.replace(eval_interval=2, checkpoint_interval=3, keep_checkpoints=1)
+    run, first = start(config, tmp_path, "a")
+    looks = {2: 4.0, 4: 3.0, 6: 3.5, 8: 3.25, 10: 2.5, 12: math.nan}
+
+    def fake(self: Trainer) -> Any:
+        return lambda *_: Score(nats=looks[self.done], tokens=1)
+
+    first.evaluate = fake(first)  # type: ignore[method-assign]
+    first.config = config.replace(max_iters=9)
+    first._finish = lambda status, row: status  # type: ignore[method-assign]  # as if it had been killed there
+    first.run()
+    assert first.saver is not None
+    first.saver.wait()
+    assert [path.name for path in run.checkpoints()] == ["step-00000004", "step-00000009"]
+    second = trainer(config, run, 2)
+    second.evaluate = fake(second)  # type: ignore[method-assign]
+    second.resume()
+    assert second.best == {"step": 4, "val_loss": 3.0}
+    second.run()
+    assert [path.name for path in run.checkpoints()] == ["step-00000010", "step-00000012"]
+    best = checkpoint.best(run.path / "checkpoints")
+    state = json.loads((run.checkpoints()[0] / "state.json").read_text())
+    assert best == run.checkpoints()[0] and state["val_loss"] == 2.5 and state["best"] == second.best
+
+
+def test_a_full_disk_fails_the_run_with_the_older_checkpoint_whole(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, train = start(config, tmp_path, "a")
+    write = checkpoint.write
+
+    def full(folder: Path, step: int, *arguments: Any, **keywords: Any) -> Path:
+        if step < 12:
+            return write(folder, step, *arguments, **keywords)
+        raise CheckpointError("the checkpoint of step 12 could not be written")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(CheckpointError, match="step 12"):  # the last one: nothing would come after it to tell
+        train.run()
+    assert run.result() is None and checkpoint.fault(run.checkpoints()[-1]) is None
+    second = trainer(config, run, 2)
+    second.resume()
+    assert second.done == 10
+
+
+def test_what_is_being_saved_as_a_run_breaks_off_is_still_saved(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config, tmp_path, "a")
+    said: list[str] = []
+    train.say = said.append
+
+    def slow() -> None:
+        time.sleep(0.3)
+        if train.done >= 5:
+            raise CheckpointError("a second error")
+
+    def dies_at(step: int) -> None:
+        if train.done == step:
+            raise ZeroDivisionError
+
+    assert train.saver is not None
+    train.saver.may_write = slow
+    train._heartbeat = lambda **_: dies_at(4)  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        train.run()
+    assert [path.name for path in run.checkpoints()] == ["step-00000004"]
+    train._heartbeat = lambda **_: dies_at(6)  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        train.run()
+    assert said[-1] == "a second error"
+
+
+def test_the_tokenizer_travels_with_the_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config, tmp_path, "a")
+    train.run()
+    elsewhere = shutil.copytree(run.checkpoints()[-1], tmp_path / "elsewhere")
+    shutil.rmtree(run.path)
+    shutil.rmtree(train.corpus.path)
+    model, state = checkpoint.load_model(elsewhere)
+    tokenizer = from_meta(state["tokenizer"])
+    assert tokenizer.vocab_size == model.config.vocab_size and tokenizer.decode(tokenizer.encode("def x:")) == "def x:"
+
+
 def test_a_stop_leaves_a_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
     run, train = start(config, tmp_path, "a")
     run.request_stop()
@@ -192,7 +282,7 @@ def test_steps_that_are_not_finite_end_the_run_with_its_last_good_checkpoint(
 
     train._heartbeat = poison  # type: ignore[method-assign]
     assert train.run() == "diverged"
-    assert run.state == "diverged" and [p.name for p in run.checkpoints()] == ["step-00000004"]
+    assert run.state == "diverged" and run.checkpoints()[-1].name == "step-00000005"
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row.get("skipped")] == [7, 8, 9, 10, 11]
     assert rows[-1]["loss"] is None

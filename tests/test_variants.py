@@ -218,7 +218,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     """Su et al. 2021, eq. 1, and so a window may stand anywhere."""
     model = scattered("rope", block_size=64)
     shifted = KVCache(model.config, 2, 24, torch.device("cpu"), torch.float32)
-    shifted.positions = lambda new: torch.arange(30 + shifted.used, 30 + shifted.used + new)  # type: ignore[method-assign]
+    shifted.positions = lambda T: torch.arange(30 + shifted.used, 30 + shifted.used + T)  # type: ignore[method-assign]
     assert torch.allclose(model(text()), model(text(), cache=shifted), atol=1e-5)
 
 
@@ -227,7 +227,7 @@ def test_rows_may_stand_at_places_of_their_own() -> None:
     """positions (B, T): what a cache of padded prompts gives."""
     model = scattered("rope", block_size=64)
     cache = KVCache(model.config, 2, 24, torch.device("cpu"), torch.float32)
-    cache.positions = lambda new: torch.stack([torch.arange(new), torch.arange(new) + 9])  # type: ignore[method-assign]
+    cache.positions = lambda T: torch.stack([torch.arange(T), torch.arange(T) + 9])  # type: ignore[method-assign]
     assert torch.allclose(model(text(), cache=cache), model(text()), atol=1e-5)
 
 
