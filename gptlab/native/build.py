@@ -22,7 +22,9 @@ from pathlib import Path
 from gptlab.config import GPTConfig
 
 _HERE = Path(__file__).parent
-_SOURCES = ("gpt.cpp", "attention.h", "pool.h", "rows.h", "tiles.h")
+_SOURCES = (
+    "gpt.cpp", "state.h", "forward.h", "loss.h", "backward.h", "attention.h", "rows.h", "tiles.h", "pool.h",
+)  # fmt: skip
 _NEEDED = ("amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl",
