@@ -19,6 +19,7 @@ from gptlab.counts import (
     Parameters,
     attention_flops_per_token,
     flops_per_token,
+    logit_rows,
     matmul_parameters,
     mfu,
     parameters,
@@ -70,8 +71,9 @@ def activation_bytes(
     | SwiGLU, second c_proj    | c_fc's output, the gate's SiLU, the product: 4 x s F               |
     | dropout, when on         | masks: 2 s C on a CPU, a byte instead of s elsewhere               |
 
-    then the last norm's input and output, the log-softmax of the logits, 4 V, their tanh under a soft cap, 4 V, and a
-    mask by documents, s T. Under autocast the cast weights are kept as well, once a micro-batch.
+    then the last norm's input and the gradient of its output, 4 C (`loss.py`), and a mask by documents, s T; under a soft
+    cap that output, s C, and log-softmax and tanh of the logits, 8 V, instead. Under autocast the cast weights are kept
+    as well, once a micro-batch; the head's only under a soft cap.
     """
     L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
     s = _width(dtype)
@@ -82,8 +84,9 @@ def activation_bytes(
     block = 2 * norm + 2 * s * C + s * C + s * F * (4 if config.mlp == "swiglu" else 2) + 2 * mask * C
     block += _attention_bytes(config, s, attention, device)
     embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
-    token = L * block + norm + s * C + (8 if config.logit_softcap else 4) * V + embedding_mask
-    casts = 2 * matmul_parameters(config) if s == 2 else 0
+    token = L * block + norm + (s * C + 8 * V if config.logit_softcap else 4 * C) + embedding_mask
+    head = 0 if config.logit_softcap else config.padded_vocab_size * C
+    casts = 2 * (matmul_parameters(config) - head) if s == 2 else 0
     once = 0
     if attention not in ("math", "flex") and not (
         config.dropout and device == "cpu"
@@ -130,17 +133,24 @@ def peak_bytes(
 ) -> int:  # fmt: skip
     """Most bytes that one process holds at once: at the start of the backward pass, beside the interpreter itself.
 
-    State, activations, and what the backward pass works with at its start: two more float32 copies of the logits (the
-    gradients of the loss and of the log-softmax, which live together for a moment), or in the last MLP the gradients of
-    the residual and of both sides of its activation, whichever is more. Several processes hold gradients
-    twice, in DDP's buckets.
+    State, activations, the head's gradient, and what is worked with there: in a chunk of the loss two float32 tensors of
+    logits (under autocast also narrow ones, and the cast head), or in the last MLP the gradients of the residual and of
+    both sides of its activation, whichever is more. With a large embedding it is the end of that pass, where its
+    gradient joins the head's. A soft cap's loss has two more float32 copies of all logits. Several processes hold
+    gradients twice, in DDP's buckets.
     """
-    C, F, s = config.n_embd, config.mlp_width, _width(dtype)
+    C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, _width(dtype)
     activation = s * F * (3 if config.mlp == "swiglu" else 2)
-    work = micro_batch_size * config.block_size * max(8 * config.vocab_size, 4 * C + activation)
-    buckets = 4 * parameters(config).allocated if nproc > 1 else 0
+    tokens = micro_batch_size * config.block_size
     kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
-    return state_bytes(config) + kept + work + buckets
+    work, head = tokens * (4 * C + activation), 4 * V * C
+    if config.logit_softcap:
+        most = kept + max(tokens * 8 * config.vocab_size, work)
+    else:
+        chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
+        most = max(kept + head + max(chunk, work), head + head * config.tie_head)
+    buckets = 4 * parameters(config).allocated if nproc > 1 else 0
+    return state_bytes(config) + most + buckets
 
 
 def _width(dtype: str) -> int:
@@ -220,17 +230,18 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
       and a product, their backwards, and two gradients laid side by side: 18 times its width
     - bias gradients: read 9; the gradients of q, k and v are laid side by side: reads 3, writes 3
     - under autocast, casts of what a product takes from float32 and back: 3 x (4 + 2) bytes forward, as much backward
-    - loss: log-softmax reads V, writes V; its gradient writes V (of the targets), reads 2 V, writes V; float32.
-      The crop to V is undone by a copy: reads V, writes V
+    - loss: log-softmax reads V, writes V; its exponential, in place, reads and writes V; float32. Under autocast casts
+      of the logits and of their gradient: 2 x (4 + 2) V. Each chunk adds to the head's gradient: reads and writes it
 
     Not counted: turning queries and keys, their norms, a soft cap.
     """
-    C, V, s = config.n_embd, config.vocab_size, _width(dtype)
+    C, V, s = config.n_embd, config.padded_vocab_size, _width(dtype)
     activation = {"gelu": 5, "relu2": 10, "swiglu": 18}[config.mlp] * config.mlp_width
     block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
-    return config.n_layer * block + 4 * C * (2 + 3) + 4 * V * 8
+    loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(2**40, V)
+    return config.n_layer * block + 4 * C * (2 + 3) + loss
 
 
 def update_bytes(config: GPTConfig) -> int:
