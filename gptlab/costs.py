@@ -20,6 +20,7 @@ from gptlab.counts import (
     attention_flops_per_token,
     flops_per_token,
     logit_rows,
+    loss_in_chunks,
     matmul_parameters,
     mfu,
     parameters,
@@ -71,9 +72,9 @@ def activation_bytes(
     | SwiGLU, second c_proj    | c_fc's output, the gate's SiLU, the product: 4 x s F               |
     | dropout, when on         | masks: 2 s C on a CPU, a byte instead of s elsewhere               |
 
-    then the last norm's input and the gradient of its output, 4 C (`loss.py`), and a mask by documents, s T; under a soft
-    cap that output, s C, and log-softmax and tanh of the logits, 8 V, instead. Under autocast the cast weights are kept
-    as well, once a micro-batch; the head's only under a soft cap.
+    then the last norm's input and output, the log-softmax of the logits, 4 V, their tanh under a soft cap, 4 V, and a
+    mask by documents, s T; where the loss goes in chunks (`loss.py`), in place of output and logits the output's
+    gradient, 4 C. Under autocast the cast weights are kept as well, once a micro-batch; the head's not with chunks.
     """
     L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
     s = _width(dtype)
@@ -84,8 +85,10 @@ def activation_bytes(
     block = 2 * norm + 2 * s * C + s * C + s * F * (4 if config.mlp == "swiglu" else 2) + 2 * mask * C
     block += _attention_bytes(config, s, attention, device)
     embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
-    token = L * block + norm + (s * C + 8 * V if config.logit_softcap else 4 * C) + embedding_mask
-    head = 0 if config.logit_softcap else config.padded_vocab_size * C
+    token = L * block + norm + embedding_mask
+    chunks = loss_in_chunks(config, micro_batch_size * T)
+    token += 4 * C if chunks else s * C + (8 if config.logit_softcap else 4) * V
+    head = config.padded_vocab_size * C if chunks else 0
     casts = 2 * (matmul_parameters(config) - head) if s == 2 else 0
     once = 0
     if attention not in ("math", "flex") and not (
@@ -133,22 +136,23 @@ def peak_bytes(
 ) -> int:  # fmt: skip
     """Most bytes that one process holds at once: at the start of the backward pass, beside the interpreter itself.
 
-    State, activations, the head's gradient, and what is worked with there: in a chunk of the loss two float32 tensors of
-    logits (under autocast also narrow ones, and the cast head), or in the last MLP the gradients of the residual and of
-    both sides of its activation, whichever is more. With a large embedding it is the end of that pass, where its
-    gradient joins the head's. A soft cap's loss has two more float32 copies of all logits. Several processes hold
-    gradients twice, in DDP's buckets.
+    State, activations, and what the backward pass works with at its start: two more float32 copies of the logits (the
+    gradients of the loss and of the log-softmax, which live together for a moment), or in the last MLP the gradients of
+    the residual and of both sides of its activation, whichever is more. With a loss in chunks, the head's gradient is
+    there already, beside a chunk's two float32 tensors of logits (under autocast narrow ones too, and the cast head) or
+    that MLP's; with a large embedding the end of the backward pass has more, where its gradient joins the head's.
+    Several processes hold gradients twice, in DDP's buckets.
     """
     C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, _width(dtype)
     activation = s * F * (3 if config.mlp == "swiglu" else 2)
     tokens = micro_batch_size * config.block_size
     kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
     work, head = tokens * (4 * C + activation), 4 * V * C
-    if config.logit_softcap:
-        most = kept + max(tokens * 8 * config.vocab_size, work)
-    else:
+    if loss_in_chunks(config, tokens):
         chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
         most = max(kept + head + max(chunk, work), head + head * config.tie_head)
+    else:
+        most = kept + max(tokens * 8 * config.vocab_size, work)
     buckets = 4 * parameters(config).allocated if nproc > 1 else 0
     return state_bytes(config) + most + buckets
 
@@ -218,7 +222,7 @@ def check_fits(
     )
 
 
-def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
+def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32", micro_batch_size: int = 1) -> int:
     """Bytes that the operations between the matrix products read and write, forward and backward, a token.
 
     Each operation counts once for every tensor it reads or writes; what products and attention move is part of their
@@ -230,8 +234,10 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
       and a product, their backwards, and two gradients laid side by side: 18 times its width
     - bias gradients: read 9; the gradients of q, k and v are laid side by side: reads 3, writes 3
     - under autocast, casts of what a product takes from float32 and back: 3 x (4 + 2) bytes forward, as much backward
-    - loss: log-softmax reads V, writes V; its exponential, in place, reads and writes V; float32. Under autocast casts
-      of the logits and of their gradient: 2 x (4 + 2) V. Each chunk adds to the head's gradient: reads and writes it
+    - loss: log-softmax reads V, writes V; its gradient writes V (of the targets), reads 2 V, writes V; float32.
+      The crop to V is undone by a copy: reads V, writes V. In chunks: after log-softmax its exponential, in place,
+      reads and writes V; under autocast casts of the logits and of their gradient, 2 x (4 + 2) V; each chunk reads and
+      writes the head's gradient
 
     Not counted: turning queries and keys, their norms, a soft cap.
     """
@@ -240,7 +246,9 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
     block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
-    loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(2**40, V)
+    tokens, loss = micro_batch_size * config.block_size, 4 * config.vocab_size * 8
+    if loss_in_chunks(config, tokens):
+        loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(tokens, V)
     return config.n_layer * block + 4 * C * (2 + 3) + loss
 
 
@@ -272,7 +280,7 @@ def step_seconds(
     return (
         tokens * 6 * matmul_parameters(config) / rates.matmul_flops
         + tokens * attention_flops_per_token(config) / rates.attention_flops
-        + (tokens * traffic_bytes_per_token(config, dtype) + casts) / rates.elementwise_bytes_per_s
+        + (tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts) / rates.elementwise_bytes_per_s
         + in_place / rates.copy_bytes_per_s
     )
 

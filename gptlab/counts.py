@@ -162,3 +162,9 @@ def logit_rows(rows: int, columns: int) -> int:
     """Rows of such a chunk: `rows` cut evenly, so that the logits of each have LOGIT_BYTES at most."""
     most = max(1, LOGIT_BYTES // (4 * columns))
     return max(1, -(-rows // max(1, -(-rows // most))))
+
+
+def loss_in_chunks(config: GPTConfig, tokens: int) -> bool:
+    """Whether a micro-batch of so many tokens takes its loss in chunks: where its logits are more than one, and no soft
+    cap bends them."""
+    return not config.logit_softcap and logit_rows(tokens, config.padded_vocab_size) < tokens

@@ -10,7 +10,8 @@
 With a vocabulary of 50,257 and a context of 1024 the logits of four sequences fill 0.8 GB in float32, and what softmax
 and its gradient write fills it again. Here a chunk's logits become its loss and at once the gradients of its hidden
 rows and of the head, which the backward pass only multiplies (the idea of Wijmans et al. 2024, "Cut your losses in
-large-vocabulary language models", and of Liger's fused linear cross-entropy). A small vocabulary takes one chunk.
+large-vocabulary language models", and of Liger's fused linear cross-entropy). Logits that
+are one chunk at most take the plain way, which is as fast and which a compiler sees through.
 
 Left out on purpose: the plain twin, F.cross_entropy on `GPT.logits`, which tests compare with; a soft cap, whose
 model takes that plain way.
@@ -67,9 +68,7 @@ class _HeadLoss(torch.autograd.Function):
             x = hidden.to(dtype)  # (N, C)
             w = head.to(dtype)  # (padded V, C)
             d_hidden = torch.empty_like(hidden) if hidden_wanted else None  # (N, C)
-            d_head = torch.empty_like(head) if head_wanted else None  # (padded V, C)
-            if d_head is not None and not len(x):
-                d_head.zero_()
+            d_head = None  # (padded V, C)
             total = torch.zeros((), dtype=torch.float32, device=hidden.device)
             rows = logit_rows(len(x), len(w))
             lift = 2.0 ** (10 - (rows - 1).bit_length()) if dtype == torch.float16 else 1.0
@@ -78,10 +77,16 @@ class _HeadLoss(torch.autograd.Function):
                 loss, d_logits = _chunk(x[part] @ w.T, targets[part], vocab_size, lift, hidden_wanted or head_wanted)
                 total += loss
                 if d_hidden is not None:
-                    _product(d_hidden[part], d_logits, w, lift, add=False)
-                if d_head is not None:
-                    _product(d_head, d_logits.T, x[part], lift, add=start > 0)
+                    d_hidden[part] = _product(d_logits, w, lift)
+                if head_wanted and d_head is None:
+                    d_head = _product(d_logits.T, x[part], lift).to(head.dtype)
+                elif d_head is not None and d_head.dtype == dtype:
+                    d_head.addmm_(d_logits.T, x[part], alpha=1 / lift)
+                elif d_head is not None:  # in float32, whatever the product is in
+                    d_head += _product(d_logits.T, x[part], lift)
                 del d_logits
+            if head_wanted and d_head is None:  # no rows at all
+                d_head = torch.zeros_like(head)
         ctx.gradients = d_hidden, d_head
         return total
 
@@ -112,18 +117,15 @@ def _chunk(logits: Tensor, targets: Tensor, vocab_size: int, lift: float, gradie
     loss = -(log_p.gather(1, index) * counts).sum()
     if not gradient:
         return loss, log_p
+    log_p[:, vocab_size:] = 0.0  # the exponential of -inf is right, but ten times as slow on some CPUs
     p = log_p.exp_()
+    p[:, vocab_size:] = 0.0
     p.scatter_add_(1, index, -counts.to(p.dtype))
     if lift != 1.0 or p.device.type != "cpu" or not counts.all():  # on a CPU a look is cheaper than a pass
         p.mul_(counts * lift)
     return loss, p.to(dtype)
 
 
-def _product(out: Tensor, a: Tensor, b: Tensor, lift: float, *, add: bool) -> None:
-    """out (+)= a @ b / lift, added up in out's type."""
-    if out.dtype == a.dtype:
-        out.addmm_(a, b, beta=float(add), alpha=1 / lift) if add else torch.mm(a, b, out=out)
-    elif add:
-        out.add_(a @ b, alpha=1 / lift)
-    else:
-        torch.mul(a @ b, 1 / lift, out=out)
+def _product(a: Tensor, b: Tensor, lift: float) -> Tensor:
+    """a @ b / lift."""
+    return a @ b if lift == 1.0 else (a @ b).float() / lift

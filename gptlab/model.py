@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from gptlab import weights
 from gptlab.attention import Attention, Mask, attend, make_mask
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.counts import loss_in_chunks
 from gptlab.kvcache import KVCache
 from gptlab.loss import head_loss
 
@@ -240,7 +241,7 @@ class GPT(nn.Module):
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.
         """
         hidden = self.hidden(ids, dropout_seed=dropout_seed, cache=cache)  # (B, T, C)
-        if targets is not None and not self.config.logit_softcap:
+        if targets is not None and loss_in_chunks(self.config, targets.numel()):
             return head_loss(
                 hidden.flatten(0, 1), self.head, targets.flatten(), vocab_size=self.config.vocab_size,
                 reduction=reduction,
