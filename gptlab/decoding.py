@@ -4,7 +4,8 @@ A decode step multiplies a few rows with every weight, so the time to reach is t
 things stand between on a CPU, and each has its mend here:
 
 - torch's product is not made for few rows: 8 take two to three times as long as 1. oneDNN's is, on weights that it has
-  reordered (as torch.compile's freezing does), and adds GELU or the residual on its way.
+  reordered (as torch.compile's freezing does), and adds GELU or the residual on its way. A single row in float32 reads
+  the weights fastest where they are turned.
 - a few hundred small operations and modules a step. GPT-2's own step is written out with a third of them; the plain
   twin is the model, which also reads prompts, and does every step of a GPT with other parts.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,8 @@ from gptlab.kvcache import KVCache
 from gptlab.model import GPT, Block
 
 FEW = 4
-"""Rows from which the reordered float32 product is faster; with fewer, torch's reads the weights at full speed."""
+"""Rows from which oneDNN's float32 product is faster. One row reads turned weights faster; two and three are as
+well off with torch's own."""
 MANY = 64
 """Rows from which torch's float32 product is as good (prompts)."""
 
@@ -47,55 +49,64 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has the reordered product for these: a CPU build with oneDNN, float32, or bfloat16 where the CPU
-    has instructions for it."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+Layout = Literal["plain", "turned", "packed"]
+"""How weights lie: as the model has them, (N, K); as (K, N); or reordered by oneDNN."""
+
+
+def layout(rows: int, device: torch.device, dtype: torch.dtype) -> Layout:
+    """The fastest for so many rows. oneDNN's need a CPU, and in bfloat16 one that has instructions for it."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return "plain"
+    if dtype == torch.float32 and rows < FEW:
+        return "turned" if rows == 1 else "plain"
+    there = torch.backends.mkldnn.is_available()
+    return "packed" if there and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()) else "plain"
 
 
 class RowLinear(nn.Module):
     """A linear layer (N, K) for few rows, without gradients: with the residual or GELU in the same pass.
 
-    Args:
-        pack: hold the weights reordered for about so many rows; 0 leaves them as they are.
+    Prompts take the plain product in float32, by weights that are shared with the model; in bfloat16 oneDNN's serves.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, pack: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, lies: Layout, rows: int) -> None:
         super().__init__()
+        weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), pack) if pack else None
-        # In float32 prompts take the plain product, by weights that are shared with the model; in bfloat16 never.
-        self.plain = weight.detach() if not pack or weight.dtype == torch.float32 else None
+        self.turned = weight.t().contiguous() if lies == "turned" else None
+        self.packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, rows) if lies == "packed" else None
+        self.plain = None if lies == "packed" and weight.dtype == torch.bfloat16 else weight
 
     def _serves(self, x: Tensor) -> bool:
+        """Whether it is a case for oneDNN."""
         return self.plain is None or (self.packed is not None and FEW <= x.numel() // x.size(-1) < MANY)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
         if self._serves(x):
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        if self.turned is not None and x.size(0) == 1 and x.dim() == 2:
+            return x @ self.turned if self.bias is None else torch.addmm(self.bias, x, self.turned)
         return F.linear(x, cast(Tensor, self.plain), self.bias)
 
     def gelu(self, x: Tensor) -> Tensor:
         """The tanh approximation of GELU over it, (B, K) -> (B, N)."""
         if self._serves(x):
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "gelu", [], "tanh")
-        return F.gelu(F.linear(x, cast(Tensor, self.plain), self.bias), approximate="tanh")
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "gelu", [], "tanh")
+        return F.gelu(self(x), approximate="tanh")
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual (B, N) added to it, (B, K) -> (B, N)."""
         if self._serves(x):
-            return torch.ops.mkldnn._linear_pointwise(x, residual, self.packed, self.bias, "add")
-        return F.linear(x, cast(Tensor, self.plain), self.bias).add_(residual)
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        return self(x).add_(residual)
 
 
 class Decoder:
     """A model with its weights as decoding likes them.
 
-    Weights are shared with the model as far as they can be: on a CPU the reordered ones are a further copy, held in
-    float32 for FEW or more rows and in bfloat16; another dtype than the model's is one too.
+    Embeddings and norms are shared with the model. On a CPU the weights in another layout are a further copy, as are
+    those of another dtype than the model's.
 
     Args:
         model: in eval mode; it is left as it is.
@@ -111,13 +122,13 @@ class Decoder:
         memo = {id(p): p if same else nn.Parameter(p.detach().to(self.dtype), False) for p in model.parameters()}
         self.model = copy.deepcopy(model, memo)
         del memo
-        pack = rows if can_pack(self.device, self.dtype) and (self.dtype != torch.float32 or rows >= FEW) else 0
+        lies = layout(rows, self.device, self.dtype)
         if self.model.lm_head is None:
-            self.model.lm_head = RowLinear(self.model.wte.weight, None, pack)
+            self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows)
         for module in list(self.model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, RowLinear(child.weight, child.bias, pack))
+                    setattr(module, name, RowLinear(child.weight, child.bias, lies, rows))
         self.written_out = all(
             field.name in _KNOWN or getattr(self.config, field.name) == field.default
             for field in dataclasses.fields(GPTConfig)

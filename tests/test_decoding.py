@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gptlab.config import GPTConfig
-from gptlab.decoding import FEW, Decoder, RowLinear, can_pack
+from gptlab.decoding import FEW, Decoder, Layout, RowLinear, layout
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=65)
 CPU = torch.device("cpu")
-needs_packing = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="torch without oneDNN")
 
 
 def model(bias: bool = True) -> GPT:
@@ -57,26 +56,44 @@ def test_padded_rows_too(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got[row].float(), wanted, atol=2e-5, rtol=2e-5)
 
 
-@needs_packing
 def test_the_model_is_left_as_it_was_and_shares_its_weights() -> None:
     gpt = model()
     names, layer = set(gpt.state_dict()), gpt.get_submodule("h.1.mlp.c_fc")
     twin = Decoder(gpt, rows=8).model
     assert set(gpt.state_dict()) == names and isinstance(layer, nn.Linear) and gpt.lm_head is None
     assert twin.wte.weight is gpt.wte.weight
-    packed = twin.get_submodule("h.1.mlp.c_fc")
-    assert isinstance(packed, RowLinear) and packed.plain is not None
-    assert packed.packed is not None and packed.plain.data_ptr() == layer.weight.data_ptr()
-    lone = Decoder(gpt, rows=1).model.get_submodule("h.1.mlp.c_fc")
-    assert isinstance(lone, RowLinear) and lone.packed is None
+    made = twin.get_submodule("h.1.mlp.c_fc")
+    assert isinstance(made, RowLinear) and made.plain is not None
+    assert made.plain.data_ptr() == layer.weight.data_ptr()
+
+
+@pytest.mark.parametrize("lies", ["plain", "turned", "packed"])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_is_the_same_however_its_weights_lie(lies: Layout, rows: int, bias: bool) -> None:
+    if lies == "packed" and layout(8, CPU, torch.float32) != "packed":
+        pytest.skip("torch without oneDNN")
+    generator = torch.Generator().manual_seed(0)
+    x, residual, weight = (torch.randn(shape, generator=generator) for shape in ((rows, 48), (rows, 80), (80, 48)))
+    b = torch.randn(80, generator=generator) if bias else None
+    layer, wanted = RowLinear(weight, b, lies, rows), nn.functional.linear(x, weight, b)
+    torch.testing.assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(x[:, None])[:, 0], wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer.plus(x, residual), wanted + residual, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer.gelu(x), nn.functional.gelu(wanted, approximate="tanh"), atol=1e-5, rtol=1e-5)
+
+
+def test_layouts_follow_the_rows() -> None:
+    assert [layout(rows, CPU, torch.float32) for rows in (1, 2, 3)] == ["turned", "plain", "plain"]
+    assert layout(1, CPU, torch.float64) == layout(8, torch.device("cuda"), torch.bfloat16) == "plain"
 
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_bfloat16_is_near(packs: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if packs and not can_pack(CPU, torch.bfloat16):
+    if packs and layout(rows, CPU, torch.bfloat16) != "packed":
         pytest.skip("no bfloat16 instructions")
-    monkeypatch.setattr("gptlab.decoding.can_pack", lambda device, dtype: packs)
+    monkeypatch.setattr("gptlab.decoding.layout", lambda *_: "packed" if packs else "plain")
     gpt, text = model(), ids(rows, 20)
     decoder = Decoder(gpt, rows=rows, dtype=torch.bfloat16)
     assert {p.dtype for p in gpt.parameters()} == {torch.float32}
