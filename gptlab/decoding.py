@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from gptlab.config import GPTConfig
 from gptlab.kvcache import KVCache
-from gptlab.model import GPT, Block
+from gptlab.model import GPT
 
 FEW = 4
 """Rows from which oneDNN's float32 product is faster. One row reads turned weights faster; two and three are as
@@ -83,7 +83,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if self._serves(x):
+        if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         if self.turned is not None and x.size(0) == 1 and x.dim() == 2:
             return x @ self.turned if self.bias is None else torch.addmm(self.bias, x, self.turned)
@@ -91,15 +91,15 @@ class RowLinear(nn.Module):
 
     def gelu(self, x: Tensor) -> Tensor:
         """The tanh approximation of GELU over it, (B, K) -> (B, N)."""
-        if self._serves(x):
+        if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "gelu", [], "tanh")
-        return F.gelu(self(x), approximate="tanh")
+        return F.gelu(self.forward(x), approximate="tanh")
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual (B, N) added to it, (B, K) -> (B, N)."""
-        if self._serves(x):
+        if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
-        return self(x).add_(residual)
+        return self.forward(x).add_(residual)
 
 
 class Decoder:
@@ -134,6 +134,15 @@ class Decoder:
             for field in dataclasses.fields(GPTConfig)
         )
 
+        self._blocks = [self._parts(block) for block in self.model.h] if self.written_out else []
+
+    @staticmethod
+    def _parts(block: Any) -> tuple[Any, ...]:
+        """What a step uses of a block: looking names up in modules takes as long as computing."""
+        n1, n2, attn, mlp = block.ln_1, block.ln_2, block.attn, block.mlp
+        norms = (n1.weight, n1.bias), (n2.weight, n2.bias)
+        return *norms[0], attn.c_attn.forward, attn.c_proj.plus, *norms[1], mlp.c_fc.gelu, mlp.c_proj.plus
+
     def logits(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Of the id after the last: (B, T) int64 that the cache has not seen yet -> (B, V)."""
         if ids.size(1) == 1 and self.written_out and not cache.static:
@@ -143,18 +152,17 @@ class Decoder:
     def _step(self, ids: Tensor, cache: KVCache) -> Tensor:
         """What `model.hidden` gives for one id a row, with fewer and larger operations: (B, 1) -> (B, C)."""
         B, C, H, D = ids.size(0), self.config.n_embd, self.config.n_head, self.config.head_dim
-        mask, place, norm = cache.mask(1), cache.used, torch.layer_norm
+        mask, place, eps = cache.mask(1), cache.used, self.model.ln_f.eps
+        norm, attend = torch.layer_norm, F.scaled_dot_product_attention
         if mask is not None:  # once, and not in each layer
             mask = torch.zeros(mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~mask, -torch.inf)
-        x = self.model.wte(ids[:, 0]) + self.model.wpe(cache.positions(1).expand(B, 1)[:, 0])  # (B, C)
-        for block, kept in zip(cast(list[Block], self.model.h), cache.layers, strict=True):
-            attn, mlp, n1, n2 = block.attn, block.mlp, block.ln_1, block.ln_2
-            qkv = attn.c_attn(norm(x, (C,), n1.weight, n1.bias, n1.eps)).view(B, 3, H, 1, D)
-            kept.narrow(3, place, 1).copy_(qkv[:, 1:].transpose(0, 1))  # (2, B, H, 1, D)
+        x = self.model.wte(ids[:, 0]).add_(self.model.wpe(cache.positions(1).expand(B, 1)[:, 0]))  # (B, C)
+        for (w1, b1, attn, proj, w2, b2, up, down), kept in zip(self._blocks, cache.layers, strict=True):
+            qkv = attn(norm(x, (C,), w1, b1, eps)).view(B, 3, H, 1, D)
+            kept.narrow(3, place, 1).copy_(qkv.narrow(1, 1, 2).transpose(0, 1))  # (2, B, H, 1, D)
             k, v = kept.narrow(3, 0, place + 1).unbind(0)  # each (B, H, S, D)
-            y = F.scaled_dot_product_attention(qkv.select(1, 0), k, v, attn_mask=mask)  # (B, H, 1, D)
-            x = cast(RowLinear, attn.c_proj).plus(y.reshape(B, C), x)
-            y = cast(RowLinear, mlp.c_fc).gelu(norm(x, (C,), n2.weight, n2.bias, n2.eps))
-            x = cast(RowLinear, mlp.c_proj).plus(y, x)
+            y = attend(qkv.select(1, 0), k, v, mask)  # (B, H, 1, D)
+            x = proj(y.reshape(B, C), x)
+            x = down(up(norm(x, (C,), w2, b2, eps)), x)
         cache.advance(1)
         return self.model.ln_f(x)
