@@ -26,7 +26,7 @@ def test_sides_take_turns_and_the_first_are_not_timed() -> None:
 def test_the_interval_holds_the_ratio() -> None:
     draw = random.Random(1)
     alike = [[draw.gauss(1.0, 0.05) for _ in range(40)] for _ in range(2)]
-    low, high = interval(*alike)
+    low, high = interval(alike[0], alike[1])
     assert low < 1 < high and high - low < 0.1
     low, high = interval([2 * t for t in alike[0]], alike[1])
     assert 1.8 < low < 2 < high < 2.2
