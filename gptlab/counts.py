@@ -160,7 +160,7 @@ chunks would add to the head's gradient more often than its products are worth."
 
 def logit_rows(rows: int, columns: int) -> int:
     """Rows of such a chunk: `rows` cut evenly, so that the logits of each have LOGIT_BYTES at most."""
-    most = max(1, LOGIT_BYTES // (4 * columns))
+    most = max(1, LOGIT_BYTES // (4 * max(1, columns)))  # of a text not read yet the vocabulary is not known
     return max(1, -(-rows // max(1, -(-rows // most))))
 
 
