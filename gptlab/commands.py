@@ -287,6 +287,24 @@ def cost(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def bench(arguments: argparse.Namespace) -> int:
+    """Races a model's training step or sampling against another."""
+    from gptlab import benchmark
+
+    names = ("block_size", "micro_batch_size", "dtype", "compile", "threads", "device")
+    given = {name: getattr(arguments, name) for name in names} | {"global_batch_size": arguments.batch_size}
+    changes = {name: field_value(name, text) for name, text in given.items() if text is not None}
+    if arguments.kind == "generate":
+        changes = {"global_batch_size": 1, "micro_batch_size": 0} | changes
+    record = benchmark.bench(
+        arguments.kind, arguments.model, against=arguments.against, pairs=arguments.pairs,
+        new_tokens=arguments.new_tokens, prompt=arguments.prompt_tokens, memory=arguments.memory,
+        runs_dir=arguments.runs_dir, **changes,
+    )  # fmt: skip
+    write(json.dumps(record, indent=1) if arguments.json else "\n".join(benchmark.lines(record)))
+    return 0
+
+
 def doctor(arguments: argparse.Namespace) -> int:
     """Prints what the machine offers and what is missing."""
     from gptlab import hardware

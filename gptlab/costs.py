@@ -19,6 +19,8 @@ from gptlab.counts import (
     Parameters,
     attention_flops_per_token,
     flops_per_token,
+    logit_rows,
+    loss_in_chunks,
     matmul_parameters,
     mfu,
     parameters,
@@ -71,7 +73,8 @@ def activation_bytes(
     | dropout, when on         | masks: 2 s C on a CPU, a byte instead of s elsewhere               |
 
     then the last norm's input and output, the log-softmax of the logits, 4 V, their tanh under a soft cap, 4 V, and a
-    mask by documents, s T. Under autocast the cast weights are kept as well, once a micro-batch.
+    mask by documents, s T; where the loss goes in chunks (`loss.py`), in place of output and logits the output's
+    gradient, 4 C. Under autocast the cast weights are kept as well, once a micro-batch; the head's not with chunks.
     """
     L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
     s = _width(dtype)
@@ -82,8 +85,11 @@ def activation_bytes(
     block = 2 * norm + 2 * s * C + s * C + s * F * (4 if config.mlp == "swiglu" else 2) + 2 * mask * C
     block += _attention_bytes(config, s, attention, device)
     embedding_mask = 0 if not config.dropout else 4 * C if device == "cpu" else C
-    token = L * block + norm + s * C + (8 if config.logit_softcap else 4) * V + embedding_mask
-    casts = 2 * matmul_parameters(config) if s == 2 else 0
+    token = L * block + norm + embedding_mask
+    chunks = loss_in_chunks(config, micro_batch_size * T)
+    token += 4 * C if chunks else s * C + (8 if config.logit_softcap else 4) * V
+    head = config.padded_vocab_size * C if chunks else 0
+    casts = 2 * (matmul_parameters(config) - head) if s == 2 else 0
     once = 0
     if attention not in ("math", "flex") and not (
         config.dropout and device == "cpu"
@@ -132,15 +138,23 @@ def peak_bytes(
 
     State, activations, and what the backward pass works with at its start: two more float32 copies of the logits (the
     gradients of the loss and of the log-softmax, which live together for a moment), or in the last MLP the gradients of
-    the residual and of both sides of its activation, whichever is more. Several processes hold gradients
-    twice, in DDP's buckets.
+    the residual and of both sides of its activation, whichever is more. With a loss in chunks, the head's gradient is
+    there already, beside a chunk's two float32 tensors of logits (under autocast narrow ones too, and the cast head) or
+    that MLP's; with a large embedding the end of the backward pass has more, where its gradient joins the head's.
+    Several processes hold gradients twice, in DDP's buckets.
     """
-    C, F, s = config.n_embd, config.mlp_width, _width(dtype)
+    C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, _width(dtype)
     activation = s * F * (3 if config.mlp == "swiglu" else 2)
-    work = micro_batch_size * config.block_size * max(8 * config.vocab_size, 4 * C + activation)
-    buckets = 4 * parameters(config).allocated if nproc > 1 else 0
+    tokens = micro_batch_size * config.block_size
     kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
-    return state_bytes(config) + kept + work + buckets
+    work, head = tokens * (4 * C + activation), 4 * V * C
+    if loss_in_chunks(config, tokens):
+        chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
+        most = max(kept + head + max(chunk, work), head + head * config.tie_head)
+    else:
+        most = kept + max(tokens * 8 * config.vocab_size, work)
+    buckets = 4 * parameters(config).allocated if nproc > 1 else 0
+    return state_bytes(config) + most + buckets
 
 
 def _width(dtype: str) -> int:
@@ -208,7 +222,7 @@ def check_fits(
     )
 
 
-def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
+def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32", micro_batch_size: int = 1) -> int:
     """Bytes that the operations between the matrix products read and write, forward and backward, a token.
 
     Each operation counts once for every tensor it reads or writes; what products and attention move is part of their
@@ -221,16 +235,21 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32") -> int:
     - bias gradients: read 9; the gradients of q, k and v are laid side by side: reads 3, writes 3
     - under autocast, casts of what a product takes from float32 and back: 3 x (4 + 2) bytes forward, as much backward
     - loss: log-softmax reads V, writes V; its gradient writes V (of the targets), reads 2 V, writes V; float32.
-      The crop to V is undone by a copy: reads V, writes V
+      The crop to V is undone by a copy: reads V, writes V. In chunks: after log-softmax its exponential, in place,
+      reads and writes V; under autocast casts of the logits and of their gradient, 2 x (4 + 2) V; each chunk reads and
+      writes the head's gradient
 
     Not counted: turning queries and keys, their norms, a soft cap.
     """
-    C, V, s = config.n_embd, config.vocab_size, _width(dtype)
+    C, V, s = config.n_embd, config.padded_vocab_size, _width(dtype)
     activation = {"gelu": 5, "relu2": 10, "swiglu": 18}[config.mlp] * config.mlp_width
     block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
-    return config.n_layer * block + 4 * C * (2 + 3) + 4 * V * 8
+    tokens, loss = micro_batch_size * config.block_size, 4 * config.vocab_size * 8
+    if loss_in_chunks(config, tokens):
+        loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(tokens, V)
+    return config.n_layer * block + 4 * C * (2 + 3) + loss
 
 
 def update_bytes(config: GPTConfig) -> int:
@@ -261,7 +280,7 @@ def step_seconds(
     return (
         tokens * 6 * matmul_parameters(config) / rates.matmul_flops
         + tokens * attention_flops_per_token(config) / rates.attention_flops
-        + (tokens * traffic_bytes_per_token(config, dtype) + casts) / rates.elementwise_bytes_per_s
+        + (tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts) / rates.elementwise_bytes_per_s
         + in_place / rates.copy_bytes_per_s
     )
 

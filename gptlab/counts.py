@@ -151,3 +151,20 @@ def mfu(config: GPTConfig, tokens_per_s: float, peak_flops: float | None) -> flo
         peak_flops: of all *distinct* devices together (`hardware.total_peak`), FLOP/s.
     """
     return tokens_per_s * flops_per_token(config) / peak_flops if peak_flops else None
+
+
+LOGIT_BYTES = 64 * 2**20
+"""Most bytes that the logits of a chunk take in float32 (`loss.py`); two tensors of them are alive at once. Smaller
+chunks would add to the head's gradient more often than its products are worth."""
+
+
+def logit_rows(rows: int, columns: int) -> int:
+    """Rows of such a chunk: `rows` cut evenly, so that the logits of each have LOGIT_BYTES at most."""
+    most = max(1, LOGIT_BYTES // (4 * columns))
+    return max(1, -(-rows // max(1, -(-rows // most))))
+
+
+def loss_in_chunks(config: GPTConfig, tokens: int) -> bool:
+    """Whether a micro-batch of so many tokens takes its loss in chunks: where its logits are more than one, and no soft
+    cap bends them."""
+    return not config.logit_softcap and logit_rows(tokens, config.padded_vocab_size) < tokens

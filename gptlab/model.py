@@ -33,7 +33,9 @@ from torch import Tensor, nn
 from gptlab import weights
 from gptlab.attention import Attention, Mask, attend, make_mask
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.counts import loss_in_chunks
 from gptlab.kvcache import KVCache
+from gptlab.loss import head_loss
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles by which queries and keys turn, each (T, 1, D / 2) or (B, T, 1, D / 2), float32."""
@@ -238,7 +240,13 @@ class GPT(nn.Module):
         Returns:
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.
         """
-        logits = self.logits(self.hidden(ids, dropout_seed=dropout_seed, cache=cache))  # (B, T, V)
+        hidden = self.hidden(ids, dropout_seed=dropout_seed, cache=cache)  # (B, T, C)
+        if targets is not None and loss_in_chunks(self.config, targets.numel()):
+            return head_loss(
+                hidden.flatten(0, 1), self.head, targets.flatten(), vocab_size=self.config.vocab_size,
+                reduction=reduction,
+            )  # fmt: skip
+        logits = self.logits(hidden)  # (B, T, V)
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptlab import costs, hardware, peaks
+from gptlab import costs, counts, hardware, peaks
 from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
@@ -94,7 +94,12 @@ def test_flops_are_what_torch_counts(vocab_size: int, name: str) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SWITCHES)
-def test_activations_are_what_autograd_keeps(name: str, dtype: str, attention: str, dropout: float) -> None:
+@pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunks"])
+def test_activations_are_what_autograd_keeps(
+    chunks: bool, name: str, dtype: str, attention: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunks:
+        monkeypatch.setattr(counts, "LOGIT_BYTES", 50_000)
     config = switched(name, block_size=64, dropout=dropout)
     model = GPT(config, attention=attention)  # type: ignore[arg-type]
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -114,7 +119,8 @@ def test_activations_are_what_autograd_keeps(name: str, dtype: str, attention: s
         loss = model(ids, ids)
     assert loss.requires_grad
     predicted = costs.activation_bytes(config, 4, dtype, attention=attention)
-    assert predicted == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.02)
+    made = ids.numel() * config.n_embd * 4 if chunks and not config.logit_softcap else 0  # with the loss: its gradient
+    assert predicted == pytest.approx(sum(storage.nbytes() for storage in kept.values()) + made, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
