@@ -1,85 +1,169 @@
-"""A model whose weights lie as decoding likes them: the same numbers out, sooner.
+"""A model made ready for decoding: the same numbers out, sooner.
 
-A decode step multiplies a few rows with every weight, so the time is that of reading the weights, if the product is
-made for few rows. torch's own is not on a CPU: 8 rows take two to three times as long as 1. oneDNN's is, on weights
-that it has reordered (torch.compile's freezing does the same), so linear layers are replaced by ones that hold them so.
+A decode step multiplies a few rows with every weight, so the time to reach is that of reading the weights once. Two
+things stand between on a CPU, and each has its mend here:
+
+- torch's product is not made for few rows: 8 take two to three times as long as 1. oneDNN's is, on weights that it has
+  reordered (as torch.compile's freezing does), and adds GELU or the residual on its way. A single row in float32 reads
+  the weights fastest where they are turned.
+- a few hundred small operations and modules a step. GPT-2's own step is written out with a third of them; the plain
+  twin is the model, which also reads prompts, and does every step of a GPT with other parts.
 
     >>> import torch
     >>> from gptlab.config import preset
-    >>> from gptlab.decoding import for_decoding
+    >>> from gptlab.decoding import Decoder
+    >>> from gptlab.kvcache import KVCache
     >>> from gptlab.model import GPT
-    >>> twin = for_decoding(GPT(preset("tiny")).eval(), rows=8, dtype=torch.bfloat16)
-    >>> twin(torch.zeros(8, 1, dtype=torch.long)).dtype
-    torch.bfloat16
+    >>> decoder, ids = Decoder(GPT(preset("tiny")).eval(), rows=8, dtype=torch.bfloat16), torch.zeros(8, 1).long()
+    >>> decoder.logits(ids, KVCache(decoder.config, 8, 64, ids.device, decoder.dtype)).shape    # (B, V)
+    torch.Size([8, 257])
 
-Left out on purpose: when it is used (`sampling.py`); weights of fewer than 16 bits.
+Left out on purpose: how texts grow (`sampling.py`); weights of fewer than 16 bits; torch.compile, which takes a minute
+to gain what this does.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptlab.config import GPTConfig
+from gptlab.kvcache import KVCache
 from gptlab.model import GPT
 
 FEW = 4
-"""Rows from which the reordered float32 product is faster; with fewer, torch's reads the weights at full speed."""
+"""Rows from which oneDNN's float32 product is faster. One row reads turned weights faster; two and three are as
+well off with torch's own."""
 MANY = 64
 """Rows from which torch's float32 product is as good (prompts)."""
 
+# What the written-out step knows; any other field of the config must be as GPT-2 has it.
+_KNOWN = {
+    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias",
+    "tie_head", "logit_softcap", "mask_documents",
+}  # fmt: skip
 
-class PackedLinear(nn.Module):
-    """A linear layer with its weights (N, K) reordered by oneDNN for few rows; without gradients."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
+Layout = Literal["plain", "turned", "packed"]
+"""How weights lie: as the model has them, (N, K); as (K, N); or reordered by oneDNN."""
+
+
+def layout(rows: int, device: torch.device, dtype: torch.dtype) -> Layout:
+    """The fastest for so many rows. oneDNN's need a CPU, and in bfloat16 one that has instructions for it."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return "plain"
+    if dtype == torch.float32 and rows < FEW:
+        return "turned" if rows == 1 else "plain"
+    there = torch.backends.mkldnn.is_available()
+    return "packed" if there and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()) else "plain"
+
+
+class RowLinear(nn.Module):
+    """A linear layer (N, K) for few rows, without gradients: with the residual or GELU in the same pass.
+
+    Prompts take the plain product in float32, by weights that are shared with the model; in bfloat16 oneDNN's serves.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, lies: Layout, rows: int) -> None:
         super().__init__()
         weight = weight.detach()
-        # Several kernels to choose from in float32, whose weights are shared with the model; one in bfloat16.
-        self.plain = weight if weight.dtype == torch.float32 else None
         self.bias = None if bias is None else bias.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        self.turned = weight.t().contiguous() if lies == "turned" else None
+        self.packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, rows) if lies == "packed" else None
+        self.plain = None if lies == "packed" and weight.dtype == torch.bfloat16 else weight
+
+    def _serves(self, x: Tensor) -> bool:
+        """Whether it is a case for oneDNN."""
+        return self.plain is None or (self.packed is not None and FEW <= x.numel() // x.size(-1) < MANY)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if self.plain is not None and not FEW <= x.numel() // x.size(-1) < MANY:
-            return F.linear(x, self.plain, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.packed is not None and self._serves(x):
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        if self.turned is not None and x.size(0) == 1 and x.dim() == 2:
+            return x @ self.turned if self.bias is None else torch.addmm(self.bias, x, self.turned)
+        return F.linear(x, cast(Tensor, self.plain), self.bias)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """The tanh approximation of GELU over it, (B, K) -> (B, N)."""
+        if self.packed is not None and self._serves(x):
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "gelu", [], "tanh")
+        return F.gelu(self.forward(x), approximate="tanh")
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The residual (B, N) added to it, (B, K) -> (B, N)."""
+        if self.packed is not None and self._serves(x):
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        return self.forward(x).add_(residual)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has the reordered product for these: a CPU build with oneDNN, float32, or bfloat16 where the CPU
-    has instructions for it."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+class Decoder:
+    """A model with its weights as decoding likes them.
 
-
-def for_decoding(model: GPT, *, rows: int, dtype: torch.dtype) -> GPT:
-    """A twin of the model for sampling, which shares the weights that it can.
-
-    Where nothing is to be gained it is the model itself. On a CPU the reordered weights are a further copy of them: in
-    float32 with FEW or more rows, and in bfloat16.
+    Embeddings and norms are shared with the model. On a CPU the weights in another layout are a further copy, as are
+    those of another dtype than the model's.
 
     Args:
+        model: in eval mode; it is left as it is.
         rows: texts that are continued at once.
-        dtype: of the weights; another one than the model's is a copy.
+        dtype: of weights and cache; none takes the model's.
     """
-    device, own = model.wte.weight.device, model.wte.weight.dtype
-    pack = can_pack(device, dtype) and (dtype != torch.float32 or rows >= FEW)
-    if dtype == own and not pack:
-        return model
-    # What deepcopy finds in the memo it doesn't copy.
-    memo = {id(p): p if dtype == own else nn.Parameter(p.detach().to(dtype), False) for p in model.parameters()}
-    twin = copy.deepcopy(model, memo)
-    del memo
-    if pack:
-        if twin.lm_head is None:
-            twin.lm_head = PackedLinear(twin.wte.weight, None, rows)
-        for module in list(twin.modules()):
+
+    def __init__(self, model: GPT, *, rows: int, dtype: torch.dtype | None = None) -> None:
+        self.config, own = model.config, model.wte.weight.dtype
+        self.dtype, self.device = dtype or own, model.wte.weight.device
+        # What deepcopy finds in the memo it doesn't copy.
+        same = self.dtype == own
+        memo = {id(p): p if same else nn.Parameter(p.detach().to(self.dtype), False) for p in model.parameters()}
+        self.model = copy.deepcopy(model, memo)
+        del memo
+        lies = layout(rows, self.device, self.dtype)
+        if self.model.lm_head is None:
+            self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows)
+        for module in list(self.model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, PackedLinear(child.weight, child.bias, rows))
-    return twin.eval()
+                    setattr(module, name, RowLinear(child.weight, child.bias, lies, rows))
+        self.written_out = all(
+            field.name in _KNOWN or getattr(self.config, field.name) == field.default
+            for field in dataclasses.fields(GPTConfig)
+        )
+
+        self._blocks = [self._parts(block) for block in self.model.h] if self.written_out else []
+
+    @staticmethod
+    def _parts(block: Any) -> tuple[Any, ...]:
+        """What a step uses of a block: looking names up in modules takes as long as computing."""
+        n1, n2, attn, mlp = block.ln_1, block.ln_2, block.attn, block.mlp
+        norms = (n1.weight, n1.bias), (n2.weight, n2.bias)
+        return *norms[0], attn.c_attn.forward, attn.c_proj.plus, *norms[1], mlp.c_fc.gelu, mlp.c_proj.plus
+
+    def logits(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Of the id after the last: (B, T) int64 that the cache has not seen yet -> (B, V)."""
+        if ids.size(1) == 1 and self.written_out and not cache.static:
+            return self.model.logits(self._step(ids, cache))
+        return self.model.logits(self.model.hidden(ids, cache=cache)[:, -1])
+
+    def _step(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """What `model.hidden` gives for one id a row, with fewer and larger operations: (B, 1) -> (B, C)."""
+        B, C, H, D = ids.size(0), self.config.n_embd, self.config.n_head, self.config.head_dim
+        model: Any = self.model  # whose norms and positions are GPT-2's here
+        mask, place, eps = cache.mask(1), cache.used, model.ln_f.eps
+        norm, attend = torch.layer_norm, F.scaled_dot_product_attention
+        if mask is not None:  # once, and not in each layer
+            mask = torch.zeros(mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~mask, -torch.inf)
+        x = model.wte(ids[:, 0]).add_(model.wpe(cache.positions(1).expand(B, 1)[:, 0]))  # (B, C)
+        for (w1, b1, attn, proj, w2, b2, up, down), kept in zip(self._blocks, cache.layers, strict=True):
+            qkv = attn(norm(x, (C,), w1, b1, eps)).view(B, 3, H, 1, D)
+            kept.narrow(3, place, 1).copy_(qkv.narrow(1, 1, 2).transpose(0, 1))  # (2, B, H, 1, D)
+            k, v = kept.narrow(3, 0, place + 1).unbind(0)  # each (B, H, S, D)
+            y = attend(qkv.select(1, 0), k, v, mask)  # (B, H, 1, D)
+            x = proj(y.reshape(B, C), x)
+            x = down(up(norm(x, (C,), w2, b2, eps)), x)
+        cache.advance(1)
+        return model.ln_f(x)

@@ -64,6 +64,7 @@ class KVCache:
         """What follows from the padding of the rows there are."""
         self._shifted, self._hides = bool(self.padding.any()), bool(self._first.any())
         self._empty = self.padding.to(self.buffer.device)  # (B,)
+        self.layers = list(self.buffer[:, :, : self.batch].unbind(0))  # L views, each (2, B, H, S, D)
         self._real = self._places >= self._first.to(self.buffer.device)[:, None]  # (B, S)
 
     def positions(self, T: int) -> Tensor:
@@ -88,7 +89,7 @@ class KVCache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends T keys and values (B, H, T, D) of a layer and returns views of all so far, each (B, H, S, D)."""
-        keys, values = self.buffer[layer, 0, : self.batch], self.buffer[layer, 1, : self.batch]
+        keys, values = self.layers[layer].unbind(0)  # each (B, H, S, D)
         if self.static:
             places = self._next(k.size(2))
             return keys.index_copy_(2, places, k), values.index_copy_(2, places, v)

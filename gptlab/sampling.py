@@ -24,7 +24,7 @@ from torch import Tensor
 from gptlab.checkpoint import load_model, newest_good
 from gptlab.choosing import Choice
 from gptlab.config import ConfigError, GPTConfig, did_you_mean
-from gptlab.decoding import for_decoding
+from gptlab.decoding import Decoder
 from gptlab.hardware import resolve_device
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
@@ -82,14 +82,14 @@ class _Texts:
 class _Cached:
     """Rows whose keys and values are kept: those within the context that have not stopped."""
 
-    def __init__(self, model: GPT, texts: _Texts, new: int) -> None:
-        self.model, self.texts, self.rows = model, texts, list(range(len(texts.ids)))
-        config, weight = model.config, model.wte.weight
+    def __init__(self, decoder: Decoder, texts: _Texts, new: int) -> None:
+        self.decoder, self.texts, self.rows = decoder, texts, list(range(len(texts.ids)))
+        config = decoder.config
         ids, padding = texts.windows(self.rows, config.block_size)
         # A row grows until it is as long as the context; the shortest has the farthest to go.
         shortest = ids.size(1) - int(padding.max())
         length = ids.size(1) + min(new - 1, config.block_size - shortest)
-        self.cache = KVCache(config, len(self.rows), length, weight.device, weight.dtype, padding=padding)
+        self.cache = KVCache(config, len(self.rows), length, decoder.device, decoder.dtype, padding=padding)
         self.new: Tensor | None = ids  # what the cache has not seen yet
         self.end_of_text = config.vocab_size - 1 if getattr(config, "mask_documents", False) else None
         self._hide(ids)
@@ -108,7 +108,7 @@ class _Cached:
             ids, _ = self.texts.windows(self.rows, 1)  # (B, 1)
             self._hide(ids)
         self.new = None
-        return self.model.logits(self.model.hidden(ids, cache=self.cache)[:, -1])
+        return self.decoder.logits(ids, self.cache)
 
     def drop(self, row: int) -> None:
         """Forgets a row, if it is here."""
@@ -176,9 +176,11 @@ def _generate(
     dtype: torch.dtype | None,
 ) -> Iterator[Tensor]:
     count, block_size = len(texts.ids), model.config.block_size
-    model = for_decoding(model, rows=count if use_cache else 1, dtype=dtype or model.wte.weight.dtype)
+    if use_cache or dtype not in (None, model.wte.weight.dtype):
+        decoder = Decoder(model, rows=count, dtype=dtype)
+        model = decoder.model
     alive = list(range(count))
-    cached = _Cached(model, texts, max_new_tokens) if use_cache else None
+    cached = _Cached(decoder, texts, max_new_tokens) if use_cache else None
     for _ in range(max_new_tokens):
         rows, parts = [], []
         if cached is not None and cached.rows:

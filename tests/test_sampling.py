@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.decoding import Decoder
 from gptlab.model import GPT
 from gptlab.sampling import STOPPED, _pieces, generate
 from gptlab.tokenizer import get_tokenizer
@@ -135,11 +136,22 @@ def test_logits_of_the_last_position_alone(model: GPT, use_cache: bool, monkeypa
 
 def test_within_the_context_a_token_is_one_query(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = []
-    hidden = GPT.hidden
-    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **k: widths.append(ids.shape) or hidden(self, ids, **k))  # type: ignore[func-returns-value]
+
+    def spy(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def seen(self: Any, ids: Tensor, *rest: Any, **more: Any) -> Tensor:
+            widths.append((owner.__name__, *ids.shape))
+            return method(self, ids, *rest, **more)
+
+        monkeypatch.setattr(owner, name, seen)
+
+    spy(Decoder, "logits")
+    spy(GPT, "hidden")
     texts(model, [torch.arange(5), torch.arange(3)], new=13)
     # 5 and 3 ids; then one each; the first row is as long as the context after 11, and slides.
-    assert widths == [(2, 5), *[(2, 1)] * 11, (1, 1), (1, 16)]
+    prompts = [("Decoder", 2, 5), ("GPT", 2, 5)]
+    assert widths == [*prompts, *[("Decoder", 2, 1)] * 11, ("Decoder", 1, 1), ("GPT", 1, 16)]
 
 
 def test_no_tensor_is_made_for_tokens_that_do_not_come(model: GPT) -> None:

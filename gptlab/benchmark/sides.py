@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gptlab import costs, hardware
+from gptlab import hardware, worker
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _transformers(config: GPTConfig, state: dict[str, Tensor]) -> nn.Module:
     plain_shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     if GPTConfig(**plain_shape, dropout=config.dropout) != config.shape():
         raise ConfigError("transformers' GPT-2 has none of the switches that this config has on: leave them off.")
-    drops: Any = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
+    drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, n_positions=config.block_size,
@@ -138,50 +138,44 @@ def _train(name: str, job: Job) -> Side:
     import numpy as np
     import torch
 
-    from gptlab import attention
     from gptlab.assembly import assemble
     from gptlab.batches import Batches
     from gptlab.model import GPT
     from gptlab.parallel.world import World
     from gptlab.precision import allow_tfloat32
-    from gptlab.worker import settle
 
     config = job.config
+    settled, _ = worker.settle(config, {}, 1, 1)
+    kind = settled.device
     size = max(CORPUS_TOKENS, 2 * config.block_size)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, size).astype(np.uint16)
     if name == "gptlab":
-        chosen, _ = settle(config, {}, 1, 1)
-        parts = assemble(config, chosen, ids, World(0, 1, torch.device(chosen.device)))
-        parts.model.train()
+        step = assemble(config, settled, ids, World(0, 1, torch.device(kind))).step
         turns = iter(range(10**9))
 
         def turn() -> None:
-            parts.step(next(turns))
-            _wait(chosen.device)
+            step(next(turns))
+            _wait(kind)
 
-        return Side(turn, chosen.device, vars(chosen))
-    kind, _ = hardware.resolve_device(config.device)
-    dtype, _ = hardware.resolve_dtype(config.dtype, kind, config.n_embd)
-    kernel, _ = attention.choose(config.attention, config, kind)
-    micro = config.micro_batch_size
-    micro = micro or costs.choose_micro_batch(config, hardware.device_memory(kind), dtype, device=kind)
-    allow_tfloat32(dtype)
+        return Side(turn, kind, vars(settled))
     batches = Batches(
         ids, block_size=config.block_size, global_batch_size=config.global_batch_size, order="random", seed=config.seed
     )
-    setting: dict[str, Any] = {"dtype": dtype, "micro_batch_size": micro, "attention": kernel, "compile": "off"}
+    setting = {name: getattr(settled, name) for name in ("dtype", "micro_batch_size", "attention")} | {"compile": "off"}
     if name == "plain":
         setting |= {"attention": "sdpa", "dtype": "bfloat16" if kind == "cuda" else "float32"}
         setting |= {"compile": "model" if kind == "cuda" else "off"}
-        kernel = "sdpa"
-    model: nn.Module = GPT(config, attention=kernel, seed=config.seed)
+    allow_tfloat32(setting["dtype"])
+    model: nn.Module = GPT(config, attention=setting["attention"], seed=config.seed)
     if name == "transformers":
         model = _transformers(config, model.state_dict())
         setting["attention"] = getattr(model.config, "_attn_implementation", "")
     model = model.to(kind).train()
     called: Any = torch.compile(model) if setting["compile"] == "model" else model
     fused = True if name == "transformers" or kind == "cuda" else None
-    loop = _PlainLoop(called, model, batches, config, torch.device(kind), micro, setting["dtype"], fused)
+    loop = _PlainLoop(
+        called, model, batches, config, torch.device(kind), settled.micro_batch_size, setting["dtype"], fused
+    )
     return Side(loop.turn, kind, setting | {"optimizer": "AdamW, fused" if fused else "AdamW"})
 
 
