@@ -72,7 +72,7 @@ def test_both_sides_of_training_take_the_same_steps() -> None:
         for _ in range(3):
             turn()
         owner = dict(zip(turn.__code__.co_freevars, turn.__closure__ or (), strict=True)) if name == "gptlab" else {}
-        model = owner["parts"].cell_contents.model if owner else turn.__self__.called  # type: ignore[attr-defined]
+        model = owner["step"].cell_contents.model if owner else turn.__self__.called  # type: ignore[attr-defined]
         weights.append([p.detach() for p in model.parameters()])
     for mine, other in zip(*weights, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3)
