@@ -31,6 +31,22 @@ def _train(parser: Parser) -> None:
     parser.add_argument(
         "--resume", metavar="NAME", help="go on with a run from its newest checkpoint, with its own settings"
     )
+    parser.add_argument("--tune", action="store_true", help="measure first which setting is fastest, and train with it")
+    _budget(parser)
+    add_fields(parser)
+
+
+def _budget(parser: Parser) -> None:
+    parser.add_argument(
+        "--tune-budget", type=float, metavar="S", help="seconds to measure for [60 up to 10m, 600 at gpt2]"
+    )
+
+
+def _tune(parser: Parser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a preset, or a JSON file of fields, into which it is written")
+    parser.add_argument("--out", metavar="FILE", help="where to write the config [the file that was given]")
+    _budget(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_fields(parser)
 
 
@@ -97,7 +113,7 @@ def _data(parser: Parser) -> None:
 
 def _bench(parser: Parser) -> None:
     parser.add_argument("kind", metavar="train|generate", help="what to race")
-    parser.add_argument("model", metavar="MODEL", help="a preset, or a run's name or folder")
+    parser.add_argument("model", metavar="MODEL", help="a preset, a shape like 4/4/128, or a run's name or folder")
     parser.add_argument(
         "--against",
         default="",
@@ -114,6 +130,8 @@ def _bench(parser: Parser) -> None:
     parser.add_argument("--device", metavar="auto|cpu|cuda|mps", help="where to compute [auto]")
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens that generate adds [128]")
     parser.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="tokens of each prompt [16]")
+    parser.add_argument("--tune", action="store_true", help="tune gptlab's side first")
+    _budget(parser)
     parser.add_argument("--memory", action="store_true", help="measure peak memory too, in a process for each side")
     _place(parser)
 
@@ -138,6 +156,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "runs": ("List runs; show, stop or remove some.", _runs),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),
+    "tune": ("Measure which precision, kernels, compile and micro-batch train a config fastest.", _tune),
     "bench": ("Race gptlab's training step or sampling against a plain one, by turns.", _bench),
     "doctor": ("What this machine offers, and what is missing.", _doctor),
 }

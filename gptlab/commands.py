@@ -39,6 +39,10 @@ def train(arguments: argparse.Namespace) -> int:
         handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir)
     else:
         config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
+        if arguments.tune:
+            from gptlab.tuning import tune_aloud
+
+            config = tune_aloud(config, arguments.tune_budget)
         handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
@@ -47,6 +51,35 @@ def train(arguments: argparse.Namespace) -> int:
     if not arguments.json or not ended_well:
         print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
     return 0 if ended_well else 1
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Measures what trains a config fastest, and writes the choice into it."""
+    from pathlib import Path
+
+    from gptlab import tuning
+
+    given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
+    path = Path(arguments.config) if arguments.config.endswith(".json") else None
+    if path is None:
+        config = config_of(given, arguments.config)
+    else:
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no config that can be read: {error}.") from None
+        config = config_of(values | given, None)
+    config = tuning.tune_aloud(config, arguments.tune_budget)
+    out = Path(arguments.out) if arguments.out else path
+    if out is not None:
+        out.write_text(json.dumps(config.to_dict(), indent=1) + "\n")
+    chosen = {name: getattr(config, name) for name in tuning.TUNED}
+    if arguments.json:
+        write(json.dumps({"chosen": chosen, "config": config.to_dict()}, indent=1))
+    else:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        write(f"fastest: {flags}" + (f"  (written to {out})" if out else ""))
+    return 0
 
 
 def sample(arguments: argparse.Namespace) -> int:
@@ -299,6 +332,7 @@ def bench(arguments: argparse.Namespace) -> int:
     record = benchmark.bench(
         arguments.kind, arguments.model, against=arguments.against, pairs=arguments.pairs,
         new_tokens=arguments.new_tokens, prompt=arguments.prompt_tokens, memory=arguments.memory,
+        tuned=arguments.tune, tune_budget_s=arguments.tune_budget,
         runs_dir=arguments.runs_dir, **changes,
     )  # fmt: skip
     write(json.dumps(record, indent=1) if arguments.json else "\n".join(benchmark.lines(record)))

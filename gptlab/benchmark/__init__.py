@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from typing import Any
 
-from gptlab import costs, hardware
+from gptlab import costs, hardware, tuning
 from gptlab.benchmark.pairing import interval, median, take_turns
 from gptlab.config import PRESETS, ConfigError, TrainConfig, did_you_mean, preset
 from gptlab.runs import Run
@@ -30,16 +31,20 @@ OURS = "gptlab"
 
 
 def config_of_model(name: str, runs_dir: str | None = None, **changes: Any) -> TrainConfig:
-    """The config of a preset or a run; its vocabulary is known."""
+    """The config of a preset, a shape such as 4/4/128 (layers, heads, width) or a run; its vocabulary is known."""
     if name in PRESETS:
         return preset(name, **changes)
+    if shape := re.fullmatch(r"(\d+)/(\d+)/(\d+)", name):
+        n_layer, n_head, n_embd = map(int, shape.groups())
+        return TrainConfig.from_dict({"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd} | changes)
     config = Run.open(name, runs_dir).config
     return TrainConfig.from_dict(config.to_dict() | changes)
 
 
 def bench(
     kind: str, model: str, *, against: str = "", pairs: int = 10, new_tokens: int = 128, prompt: int = 16,
-    memory: bool = False, runs_dir: str | None = None, **changes: Any,
+    memory: bool = False, tuned: bool = False, tune_budget_s: float | None = None, runs_dir: str | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Races one model, and returns plain values for JSON.
 
@@ -50,6 +55,7 @@ def bench(
             fused), `nocache`, or `transformers` (its GPT-2 in the same loop and precision, or its `generate`).
         pairs: timed turns of each side.
         new_tokens, prompt: of `generate`; its texts are global_batch_size.
+        tuned: gptlab's side trains with the fastest setting that `tuning.tune` finds, before the race.
         memory: also measure each side's peak memory, in processes of their own.
         changes: fields of the config.
 
@@ -69,9 +75,15 @@ def bench(
     from gptlab.benchmark import sides
 
     job = sides.Job(kind, config, new_tokens, prompt)
+    ours = job
+    if tuned:
+        if kind != "train":
+            raise ConfigError("bench generate has nothing to tune: leave --tune out.")
+        ours = sides.Job(kind, tuning.tune(config, budget_s=tune_budget_s)[0], new_tokens, prompt)
+    jobs = {OURS: ours, against: job}
     load = os.getloadavg()[0]
     names = (OURS, against)
-    ways = [sides.make(name, job) for name in names]
+    ways = [sides.make(name, jobs[name]) for name in names]
     began = time.time()
     seconds = take_turns(ways[0].turn, ways[1].turn, pairs)
     load_after = os.getloadavg()[0]
@@ -98,7 +110,7 @@ def bench(
         record["prefill_ms"] = {name: way.prefill_ms() for name, way in zip(names, ways, strict=True)}
     del ways
     if memory:
-        record["peak_bytes"] = {name: peak_alone(name, job.to_dict()) for name in names}
+        record["peak_bytes"] = {name: peak_alone(name, jobs[name].to_dict()) for name in names}
         record["memory_share"] = record["peak_bytes"][OURS] / record["peak_bytes"][against]
     return record
 
