@@ -47,7 +47,7 @@ class KVCache:
         padding: Tensor | None = None,
         static: bool = False,
     ) -> None:
-        heads = getattr(config, "n_kv_head", 0) or config.n_head  # fewer than n_head with grouped queries
+        heads = config.kv_heads  # fewer than n_head with grouped queries
         # Zeros, since a masked place still takes part in the sum, with weight 0; pages never written cost nothing.
         self.buffer = torch.zeros(
             config.n_layer, 2, batch, heads, length, config.head_dim, device=device, dtype=dtype

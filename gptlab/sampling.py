@@ -91,7 +91,7 @@ class _Cached:
         length = ids.size(1) + min(new - 1, config.block_size - shortest)
         self.cache = KVCache(config, len(self.rows), length, decoder.device, decoder.dtype, padding=padding)
         self.new: Tensor | None = ids  # what the cache has not seen yet
-        self.end_of_text = config.vocab_size - 1 if getattr(config, "mask_documents", False) else None
+        self.end_of_text = config.vocab_size - 1 if config.mask_documents else None
         self._hide(ids)
 
     def _hide(self, ids: Tensor) -> None:
