@@ -14,9 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+    from gptlab.config import ConfigError, GPTConfig, TrainConfig
     from gptlab.launcher import Handle, launch, resume
     from gptlab.model import GPT
+    from gptlab.presets import PRESETS, preset
     from gptlab.runs import Run, list_runs
     from gptlab.sampling import sample
     from gptlab.sweeps import Sweep, sweep
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "PRESETS": "config", "ConfigError": "config", "GPTConfig": "config", "TrainConfig": "config", "preset": "config",
+    "ConfigError": "config", "GPTConfig": "config", "TrainConfig": "config",
+    "PRESETS": "presets", "preset": "presets",
     "Handle": "launcher", "launch": "launcher", "resume": "launcher",
     "GPT": "model", "Run": "runs", "list_runs": "runs", "sample": "sampling", "Sweep": "sweeps", "sweep": "sweeps",
 }  # fmt: skip

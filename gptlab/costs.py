@@ -1,6 +1,6 @@
 """What a config asks for: parameters, FLOPs, bytes and time. Arithmetic alone: a notebook can ask while a slider moves.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.costs import parameters
     >>> parameters(preset("gpt2")).total
     124439808
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.counts import (
     Parameters,
     attention_flops_per_token,
@@ -25,6 +25,7 @@ from gptlab.counts import (
     mfu,
     parameters,
 )
+from gptlab.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     from gptlab.peaks import Rates

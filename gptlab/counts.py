@@ -1,6 +1,6 @@
 """How many: the parameters of a GPT, by name and by group, and the FLOPs of training it.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.counts import parameters
     >>> parameters(preset("gpt2")).total
     124439808

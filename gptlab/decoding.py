@@ -10,7 +10,7 @@ things stand between on a CPU, and each has its mend here:
   twin is the model, which also reads prompts, and does every step of a GPT with other parts.
 
     >>> import torch
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.decoding import Decoder
     >>> from gptlab.kvcache import KVCache
     >>> from gptlab.model import GPT

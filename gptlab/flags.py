@@ -17,7 +17,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
-from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, did_you_mean, field_docs, field_types, preset
+from gptlab.config import ConfigError, GPTConfig, TrainConfig, did_you_mean, field_docs, field_types
+from gptlab.presets import PRESETS, preset
 
 _TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 _SHOWN = {"None": "none", "True": "yes", "False": "no"}

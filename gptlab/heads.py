@@ -1,7 +1,7 @@
 """Classification of sequences with a GPT: one linear score on its last token, as GPT2ForSequenceClassification has it.
 
     >>> import torch
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.heads import SequenceClassifier
     >>> model = SequenceClassifier(preset("tiny"), num_labels=2, pad_id=0)
     >>> model(torch.tensor([[5, 6, 0, 0], [7, 8, 9, 4]])).shape

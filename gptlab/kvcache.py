@@ -5,7 +5,7 @@ different lengths stand flush right: a shorter row has empty places before it (l
 its first token has position 0 all the same. So each row computes what it would compute alone.
 
     >>> import torch
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.kvcache import KVCache
     >>> from gptlab.model import GPT
     >>> model, ids = GPT(preset("tiny")).eval(), torch.zeros(1, 8, dtype=torch.long)

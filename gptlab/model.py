@@ -1,7 +1,7 @@
 """GPT-2, exactly: the transformer of Radford et al. (2019), readable from top to bottom.
 
     >>> import torch
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.model import GPT
     >>> model = GPT(preset("tiny"))
     >>> model(torch.zeros(1, 8, dtype=torch.long)).shape    # logits (B, T, V)

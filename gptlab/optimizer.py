@@ -1,6 +1,6 @@
 """How gradients become steps: AdamW or Muon, the learning rate of a step, and clipping.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.optimizer import learning_rate
     >>> round(learning_rate(preset("tiny"), 1999), 6)    # the last of 2000: a tenth of the highest
     0.0001

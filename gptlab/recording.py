@@ -1,6 +1,6 @@
 """Writing a run directory: who makes it, who may write, and what they write.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.recording import Claim, RunWriter, create_run
     >>> run = create_run(preset("tiny"), "first", Path("runs"))
     >>> with Claim(run.path) as claim:

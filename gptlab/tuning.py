@@ -1,6 +1,6 @@
 """Measures what trains a config fastest here: precision, kernels, compile, attention and micro-batch size.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.tuning import tune
     >>> tuned, rows = tune(preset("tiny"), budget_s=30)
 

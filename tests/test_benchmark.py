@@ -11,7 +11,8 @@ import pytest
 from gptlab.benchmark import bench, peak_alone, sides
 from gptlab.benchmark.pairing import interval, take_turns
 from gptlab.cli import main
-from gptlab.config import ConfigError, preset
+from gptlab.config import ConfigError
+from gptlab.presets import preset
 
 SMALL = ["--block-size", "16", "--batch-size", "2", "--pairs", "2", "--threads", "1", "--device", "cpu"]
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gptlab.cli import COMMANDS, main
-from gptlab.config import TrainConfig, field_docs, field_types, preset
+from gptlab.config import TrainConfig, field_docs, field_types
+from gptlab.presets import preset
 from gptlab.recording import Claim, RunWriter, create_run
 from gptlab.runs import Run
 

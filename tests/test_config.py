@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gptlab import costs
-from gptlab.config import LIMITS, PRESETS, ConfigError, GPTConfig, TrainConfig, field_docs, field_types, preset
+from gptlab.config import LIMITS, ConfigError, GPTConfig, TrainConfig, field_docs, field_types
+from gptlab.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptlab import costs, counts, hardware, peaks
-from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
+from gptlab.presets import PRESETS, preset
 
 SMALL = GPTConfig(n_layer=2, n_head=3, n_embd=48, block_size=32, vocab_size=65)
 GIB = 2**30

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gptlab.config import ConfigError, TrainConfig, preset
+from gptlab.config import ConfigError, TrainConfig
 from gptlab.grid import cells
+from gptlab.presets import preset
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gptlab.config import ConfigError, GPTConfig, preset
+from gptlab.config import ConfigError, GPTConfig
 from gptlab.heads import SequenceClassifier
 from gptlab.model import GPT
+from gptlab.presets import preset
 
 transformers = pytest.importorskip("transformers", reason="transformers is a dependency of the tests alone")
 

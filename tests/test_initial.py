@@ -10,10 +10,11 @@ import torch
 
 from gptlab import corpus, grid, initial
 from gptlab.assembly import Setting
-from gptlab.config import ConfigError, TrainConfig, preset
+from gptlab.config import ConfigError, TrainConfig
 from gptlab.flags import config_of
 from gptlab.model import GPT
 from gptlab.parallel.world import World
+from gptlab.presets import preset
 from gptlab.recording import RunWriter, create_run
 from gptlab.runs import Run
 from gptlab.training import Trainer

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gptlab.config import PRESETS, ConfigError, GPTConfig, TrainConfig, preset
+from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT, MLP
+from gptlab.presets import PRESETS, preset
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 PUBLISHED = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gptlab.config import ConfigError, TrainConfig, preset
+from gptlab.config import ConfigError, TrainConfig
+from gptlab.presets import preset
 from gptlab.recording import Claim, RunWriter, create_run
 from gptlab.runs import Run, read_json
 from gptlab.sweeps import Sweep, sweep

@@ -9,7 +9,8 @@ import pytest
 
 from gptlab import tuning
 from gptlab.cli import main
-from gptlab.config import ConfigError, TrainConfig, preset
+from gptlab.config import ConfigError, TrainConfig
+from gptlab.presets import preset
 from gptlab.tuning import Row, default_budget, measure, tune
 
 CONFIG = preset("tiny", global_batch_size=16, device="cpu", kernels="torch")

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gptlab.config import ConfigError, GPTConfig, preset
+from gptlab.config import ConfigError, GPTConfig
 from gptlab.counts import shapes
 from gptlab.model import GPT
+from gptlab.presets import preset
 
 transformers = pytest.importorskip("transformers", reason="transformers is a dependency of the tests alone")
 

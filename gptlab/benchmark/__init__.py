@@ -22,7 +22,8 @@ from typing import Any
 
 from gptlab import costs, hardware, tuning
 from gptlab.benchmark.pairing import interval, median, take_turns
-from gptlab.config import PRESETS, ConfigError, TrainConfig, did_you_mean, preset
+from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.presets import PRESETS, preset
 from gptlab.runs import Run
 
 AGAINST = {"train": ("plain", "transformers"), "generate": ("nocache", "transformers")}

@@ -1,7 +1,7 @@
 """What races: gptlab's step and sampling, the plain opponent, and transformers' GPT-2.
 
     >>> from gptlab.benchmark.sides import Job, make
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> make("plain", Job("train", preset("tiny"))).turn()
 
 Every side of a race begins with the same weights and sees the same windows, of random ids: speed does not depend on the

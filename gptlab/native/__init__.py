@@ -1,6 +1,6 @@
 """The training step's forward and backward pass as one kernel of our own, for CPUs with AMX tiles, in bfloat16.
 
-    >>> from gptlab.config import preset
+    >>> from gptlab.presets import preset
     >>> from gptlab.native import refusal
     >>> refusal(preset("10m"), "cpu", "float32")
     'kernels of our own compute in bfloat16'
