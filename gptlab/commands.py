@@ -14,18 +14,23 @@ import json
 import shutil
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
-from gptlab.flags import config_of, field_value, given_fields
+from gptlab.flags import config_of, engine_given, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
+from gptlab.recording import check_name
 from gptlab.runs import Run, list_runs
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
+if TYPE_CHECKING:
+    from gptlab.launcher.engines import Kubernetes
+
 
 def train(arguments: argparse.Namespace) -> int:
-    """Starts a run, or goes on with one, and waits for it."""
+    """Starts a run, or goes on with one, and waits for it; or prints what an engine would be given."""
     from gptlab import launcher
+    from gptlab.launcher.engines import Kubernetes
 
     given = given_fields(arguments)
     before = 0
@@ -36,14 +41,28 @@ def train(arguments: argparse.Namespace) -> int:
                 f"--resume goes on with the run's own settings: leave out --{extra[0].replace('_', '-')}."
             )
         before = len(Run.open(arguments.resume, arguments.runs_dir).attempts())
-        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if isinstance(engine, Kubernetes):
+            raise ConfigError("--resume is not for kubernetes: the job of the same --name goes on with the run.")
+        if engine is not None and arguments.dry_run:
+            write(engine.plan(Run(Run.open(arguments.resume, arguments.runs_dir).path.absolute())))
+            return 0
+        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir, engine=engine)
     else:
         config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
         if arguments.tune:
             from gptlab.tuning import tune_aloud
 
             config = tune_aloud(config, arguments.tune_budget)
-        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if isinstance(engine, Kubernetes):
+            return _write_manifest(engine, config, arguments)
+        if engine is not None and arguments.dry_run:
+            from gptlab.launcher.engines import starting
+
+            write(engine.plan(starting.prepare(config, arguments.name, arguments.runs_dir, engine)))
+            return 0
+        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir, engine=engine)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
         write(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
@@ -51,6 +70,20 @@ def train(arguments: argparse.Namespace) -> int:
     if not arguments.json or not ended_well:
         print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
     return 0 if ended_well else 1
+
+
+def _write_manifest(engine: Kubernetes, config: TrainConfig, arguments: argparse.Namespace) -> int:
+    """Writes a run's manifests, or prints them, and says what hands them to the cluster."""
+    if arguments.dry_run:
+        engine.check(config)
+        write(engine.text(config, check_name(arguments.name or "run")))
+        return 0
+    made = engine.write(config, arguments.name, arguments.runs_dir)
+    if arguments.json:
+        write(json.dumps({"path": str(made.path), "command": made.command}, indent=1))
+    else:
+        write(f"written to {made.path}; start it with\n{made.command}")
+    return 0
 
 
 def tune(arguments: argparse.Namespace) -> int:

@@ -20,8 +20,9 @@ when the supervisor ends, the workers end themselves. A script that wants its ru
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
     preload.py     what the fork server imports
+    engines/       several machines: torchrun, SLURM, Kubernetes, DLRover
 
-Left out on purpose: what a worker does (`worker.py`), several machines.
+Left out on purpose: what a worker does (`worker.py`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import Run, default_runs_dir
+
+if TYPE_CHECKING:
+    from gptlab.launcher.engines import Engine, Kubernetes, Manifest
 
 __all__ = ["Handle", "launch", "resume", "warm"]
 
@@ -45,21 +50,41 @@ def warm() -> None:
     threading.Thread(target=_look_around, daemon=True).start()
 
 
-def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+@overload
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None, engine: Kubernetes
+) -> Manifest: ...
+@overload
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
+) -> Handle: ...  # fmt: skip
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    engine: Engine | Kubernetes | None = None,
+) -> Handle | Manifest:  # fmt: skip
     """Starts a run in processes of its own (`config.nproc` of them) and returns at once.
 
-    The run lasts no longer than this process: call `wait()` before leaving.
+    The run lasts no longer than this process: call `wait()` before leaving. SLURM's job goes on without it.
 
     Args:
         name: the run's folder; None makes one up.
         runs_dir: where that folder is made; None takes GPTLAB_RUNS, or `runs`.
+        engine: what starts the processes, as `Slurm(nodes="2")`; None is the warm supervisor of this machine.
+            `Kubernetes` writes manifests, and kubectl starts them.
 
     Raises:
         ConfigError: what cannot work; then nothing was made.
     """
     from gptlab import initial
 
-    prepared = _check(config, Path.cwd())
+    if engine is not None:
+        from gptlab.launcher.engines import Kubernetes, starting
+
+        if isinstance(engine, Kubernetes):
+            return engine.write(config, name, runs_dir)
+        return starting.launch(config, name, runs_dir, engine)
+    prepared = check(config, Path.cwd())
     initial.check(config, Path.cwd())
     client.supervisor()
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
@@ -67,12 +92,19 @@ def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.P
     return client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=prepared)
 
 
-def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None, engine: Engine | None = None) -> Handle:
     """Goes on with a stopped, failed or lost run from its newest good checkpoint, as run.json says; returns at once.
+
+    Args:
+        engine: what starts the processes this time; None is the warm supervisor of this machine.
 
     Raises:
         ConfigError: a run that does not exist, is being trained, or is finished.
     """
+    if engine is not None:
+        from gptlab.launcher.engines import starting
+
+        return starting.resume(name, runs_dir, engine)
     run = Run.open(name, runs_dir)
     run = Run(run.path.absolute())
     try:
@@ -89,7 +121,7 @@ def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Hand
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
-        prepared = (text is not None and Path(text).is_dir()) or _check(run.config, cwd)
+        prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
         return client.start(run, claim, cwd=cwd, prepared=prepared)
     except BaseException:
         claim.release()
@@ -103,7 +135,7 @@ def _look_around() -> None:
     hardware.devices()
 
 
-def _check(config: TrainConfig, cwd: Path) -> bool:
+def check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
     from gptlab import corpus, costs, hardware
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.launcher import entry
-from gptlab.launcher.verdict import Failure
+from gptlab.launcher.verdict import ECHO, Failure
 from gptlab.recording import RunWriter
 from gptlab.runs import Run, read_json, write_json
 
@@ -24,8 +23,6 @@ ECHO_S = 0.05
 """How long the others of a lost worker are given: a death is reported a moment after what it causes."""
 LINGER_S = 5.0
 """How long workers may take to leave once the run has its result."""
-_ECHO = re.compile(r"[Cc]onnection|[Pp]eer|[Bb]roken pipe|NCCL|nccl|[Ss]ocket")
-"""Words of an exception whose cause is another rank's end."""
 _forking = threading.Lock()  # multiprocessing's list of children is not made for several threads
 
 
@@ -141,7 +138,7 @@ class Crew:
         # Of a rank that went without a word the others say that a connection was closed, or abort. Signals but that one
         # come from outside.
         silent = aborted is not None or early is not None
-        if found is not None and killed is None and not (silent and _ECHO.search(found["message"])):
+        if found is not None and killed is None and not (silent and ECHO.search(found["message"])):
             return Failure(
                 found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
                 newest, traceback=found["traceback"],
