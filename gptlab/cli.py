@@ -94,7 +94,7 @@ def _eval(parser: Parser) -> None:
 
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
+    parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
     add_fields(parser, several=True)
     add_engine(parser)
 

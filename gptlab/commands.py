@@ -175,6 +175,7 @@ def eval(arguments: argparse.Namespace) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     """Runs a grid and shows its table while it grows."""
     from gptlab import sweeps
+    from gptlab.launcher.engines import Slurm
 
     values = {
         name: list(dict.fromkeys(field_value(name, text) for text in texts))
@@ -184,7 +185,15 @@ def sweep(arguments: argparse.Namespace) -> int:
     base = _base(values, arguments.preset)
     grid = grid or {"n_layer": [base.n_layer]}
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
-    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once)
+    engine = engine_given(arguments)
+    if not isinstance(engine, Slurm | None):
+        raise ConfigError(
+            f"A sweep cannot run under {arguments.engine or 'torchrun'}: leave it local, or choose slurm."
+        )
+    if engine is not None and arguments.dry_run:
+        write(sweeps.array_script(base, grid, name, arguments.runs_dir, engine, arguments.at_once or 0))
+        return 0
+    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, engine=engine)
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
         _watch_sweep(begun, live, silent=arguments.json)

@@ -58,9 +58,9 @@ def is_alive(job: str) -> bool:
     return state(job) not in OVER
 
 
-def cancel(job: str) -> None:
-    """Takes a job from the queue, or ends it."""
-    _ask("scancel", job)
+def cancel(job: str, *options: str) -> None:
+    """Takes a job from the queue, or ends it; of an array those that scancel's options choose."""
+    _ask("scancel", *options, job)
 
 
 def requeue(job: str) -> bool:

@@ -53,7 +53,7 @@ class Slurm:
     margin_s: int = 120
     """Seconds before the time limit at which a job saves and goes back into the queue."""
     sbatch: str = ""
-    """Further options of sbatch, as '--constraint=a100 --qos=long'."""
+    """Further options of sbatch, as --sbatch='--constraint=a100 --qos=long'."""
 
     def __post_init__(self) -> None:
         settings.check_settings(self)
@@ -87,7 +87,7 @@ class Slurm:
             log: where SLURM's own words go; `%a` in it is the number within the array.
             at_once: how many jobs of an array run at a time; 0 sets no limit.
         """
-        array = len(paths) > 1
+        array = "%a" in log.name
         options = [
             f"--job-name={name}", f"--nodes={self.nodes}", f"--ntasks-per-node={nproc}",
             f"--cpus-per-task={self.cpus}", f"--time={self.time}", "--requeue", "--open-mode=append",
@@ -127,6 +127,25 @@ class Slurm:
         attempts = run.attempts()
         job = queue.submit(self._write(run))
         return JobHandle(run, int(attempts[-1].name) + 1 if attempts else 1, job)
+
+    def start_array(self, runs: Sequence[Run], script: Path, log: Path, at_once: int) -> str:
+        """Submits runs as one job array, and returns its number.
+
+        Args:
+            script: where the script is written.
+            log: where SLURM's own words go, with `%a` for the number within the array.
+            at_once: how many run at a time; 0 sets no limit.
+
+        Raises:
+            ConfigError: they do not have one nproc, or sbatch refuses.
+        """
+        sizes = sorted({run.config.nproc for run in runs})
+        if len(sizes) > 1:
+            raise ConfigError(f"nproc {sizes[-1]} and {sizes[0]} are in one array, which has one: sweep over another.")
+        cwd = Path(runs[0].info.get("cwd") or os.getcwd())
+        name = script.name.partition(".")[0]
+        script.write_text(self.script(name, sizes[0], [run.path for run in runs], cwd, log, at_once))
+        return queue.submit(script)
 
     def _write(self, run: Run) -> Path:
         path = run.path / SCRIPT
