@@ -50,7 +50,7 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0
 ReturnToService=2
 SlurmdTimeout=300
 InactiveLimit=0
-KillWait=10
+KillWait=5
 MinJobAge=600
 JobRequeue=1
 StateSaveLocation=$folder/state

@@ -1,10 +1,11 @@
 """The process around a foreign agent (torchrun's, DLRover's): ends it with its caller, and writes the last word.
 
-    python -m gptlab.launcher.engines.agent RUN -- torchrun ... -m gptlab.worker --run RUN    (`handles.start_agent`)
+    python -m gptlab.launcher.engines.agent RUN --alone -- torchrun ... -m gptlab.worker --run RUN    (`handles.start_agent`)
 
 Standard input is the leash: its end says that the caller has ended, however it did. The agent and its workers are then
 killed (agents leave their workers to themselves, which therefore watch their parents as well), and the run is `lost`,
-to be resumed. SIGTERM asks for the same, and the run is `stopped`.
+to be resumed. SIGTERM asks for the same, and the run is `stopped`. Where other nodes take part the last word is not this
+process's: they may be about to go on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from gptlab.launcher.engines import ending
 from gptlab.recording import Claim
 from gptlab.runs import Run
 
+ALONE = "--alone"
+"""No other node takes part: what this agent leaves undone nobody does."""
 LOOK_S = 0.2
 """Seconds between two looks for the run's result."""
 LINGER_S = 10.0
@@ -33,6 +36,7 @@ PATIENCE_S = 2.0
 def main(argv: list[str]) -> int:
     """Runs the command behind `--`; returns its exit code."""
     run, command = Run(Path(argv[0])), argv[argv.index("--") + 1 :]
+    alone = ALONE in argv[: argv.index("--")]
     before = len(run.attempts())
     asked = threading.Event()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -45,7 +49,8 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch_caller, args=(process.pid,), name="leash", daemon=True).start()
     code = wait(process, run, before)
-    close(run, before, code, killed=asked.is_set())
+    if alone:
+        close(run, before, code, killed=asked.is_set())
     return code
 
 

@@ -29,12 +29,16 @@ from gptlab.worker import ATTEMPT
 _LOST = re.compile(r"tasks? ([\d,-]+): (.*)")
 """What srun says of tasks that it has lost, as in `srun: error: n1: task 1: Killed`."""
 
+OURS = "SLURM ends the job"
+"""In the file `stop`, where no person has asked for it."""
+
 
 class Batch:
     """A run's part in one job."""
 
     def __init__(self, run: Run, job: str) -> None:
         self.run, self.job = run, job
+        self._stop = run.path / "stop"
         self.claim = Claim(run.path, wait_s=60.0)  # the one that SLURM has just ended may take a moment
         self.again = False  # the time is nearly up
         self.told = False  # SLURM ends the job
@@ -43,23 +47,28 @@ class Batch:
         signal.signal(signal.SIGTERM, self._hear_end)
 
     def _hear_limit(self, number: int, frame: object) -> None:
-        self.again = not (self.run.path / "stop").exists()  # a stop that someone asked for stays one
-        self.run.request_stop()
+        self.again = not self._stop.exists()  # a stop that someone asked for stays one
+        self._ask_to_stop()
 
     def _hear_end(self, number: int, frame: object) -> None:
         self.told = True
-        self.run.request_stop()
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        """A stop for this job alone: the next one takes it away."""
+        if not self._stop.exists():
+            self._stop.write_text(OURS)
 
     def work(self, *, requeued: bool) -> int:
         """The job's whole work; returns its exit code."""
         with self.claim:
             failures: list[Failure] = []
-            keep_stop = requeued
+            keep_stop = requeued and not (self._stop.exists() and self._stop.read_text() == OURS)
             while True:
                 attempt = self.claim.new_attempt(keep_stop=keep_stop)
                 keep_stop = True
                 RunWriter(self.run.path, attempt).status("starting", pids=[], job=self.job)
-                if (self.run.path / "stop").exists():
+                if self._stop.exists():
                     ending.end(self.run, attempt, "stopped", message="stopped before its first step")
                     break
                 code = self._start_ranks(attempt)
@@ -114,7 +123,8 @@ class Batch:
 
     def _go_back(self) -> None:
         """Puts the job back into the queue, to go on from the checkpoint that was just written."""
-        (self.run.path / "stop").unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM's way of taking the job back
+        self._stop.unlink(missing_ok=True)
         generation = int(self.run.attempts()[-1].name)
         rows = self.run.metrics()
         RunWriter(self.run.path, generation).status(

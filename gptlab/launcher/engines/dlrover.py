@@ -73,7 +73,7 @@ class Dlrover:
         """Master and agent, which end with this process."""
         from gptlab.launcher.engines.handles import start_agent
 
-        return start_agent(run, self.command(run), {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"})
+        return start_agent(run, self.command(run), {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}, alone=True)
 
 
 def unshare() -> list[str]:

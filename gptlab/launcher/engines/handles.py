@@ -114,14 +114,19 @@ class JobHandle(EngineHandle):
                 )
 
 
-def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str]) -> AgentHandle:
-    """Starts a command that starts the run's ranks, in a process that ends it when this one ends."""
+def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *, alone: bool) -> AgentHandle:
+    """Starts a command that starts the run's ranks, in a process that ends it when this one ends.
+
+    Args:
+        alone: whether no other node takes part.
+    """
     attempts = run.attempts()
     attempt = int(attempts[-1].name) + 1 if attempts else 1
+    flags = ["--alone"] if alone else []
     with open(run.path / LOG, "ab") as log:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), "--", *command],
+                [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), *flags, "--", *command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env=settings.full_environment(environ),
             )  # fmt: skip

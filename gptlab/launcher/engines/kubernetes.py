@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher.engines import settings
-from gptlab.launcher.engines.torchrun import ENVIRONMENT, KEEP_ALIVE
+from gptlab.launcher.engines.torchrun import ENVIRONMENT, MEETING
 from gptlab.recording import check_name
 from gptlab.runs import default_runs_dir
 
@@ -206,7 +206,7 @@ class Kubernetes:
     def _torchrun(self, config: TrainConfig, name: str, endpoint: str) -> list[str]:
         return [
             "torchrun", f"--nnodes={self.nodes}", f"--nproc-per-node={config.nproc}", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={endpoint}", f"--rdzv-id={_literal(name)}", f"--rdzv-conf={KEEP_ALIVE}",
+            f"--rdzv-endpoint={endpoint}", f"--rdzv-id={_literal(name)}", f"--rdzv-conf={MEETING}",
             f"--max-restarts={self.restarts}", *self._worker(name),
         ]  # fmt: skip
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """What every agent of a run must have, or none."""
-KEEP_ALIVE = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=1"
-"""A node that went is noticed after 6 s, and one that comes is waited for 1 s (torch's own: 15 and 30)."""
+MEETING = "last_call_timeout=1"
+"""How long further nodes are waited for once the least number is there (torch's own: 30 s). That a node went is noticed
+after torch's own 15 s: sooner, and one that was only held up makes a world of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Torchrun:
         local = self.local_addr or ("127.0.0.1" if alone else "")
         return [
             python, "-m", "torch.distributed.run", f"--nnodes={self.nodes}", f"--nproc-per-node={run.config.nproc}",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run.name}", f"--rdzv-conf={KEEP_ALIVE}",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run.name}", f"--rdzv-conf={MEETING}",
             *([f"--local-addr={local}"] if local else []), f"--max-restarts={self.restarts}", "--monitor-interval=0.1",
             "--shutdown-timeout=1", *settings.worker_command(run)[1:],
         ]  # fmt: skip
@@ -85,4 +86,4 @@ class Torchrun:
         more = dict(ENVIRONMENT)
         if not self.rdzv_endpoint and sys.platform == "linux":
             more["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: its name need not resolve
-        return start_agent(run, self.command(run), more)
+        return start_agent(run, self.command(run), more, alone=not self.joins)
