@@ -34,6 +34,8 @@ from gptlab.runs import read_json, write_json
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+ATTEMPT = "GPTLAB_ATTEMPT"
+"""In the environment: the number of the attempt, where who starts the ranks holds the run's lock for all of them."""
 PATIENCE_S = 600.0
 """How long ranks wait for each other: nodes of a cluster start minutes apart."""
 AGAIN_S = 0.5

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from gptlab.training import Trainer
 
 
-ATTEMPT = "GPTLAB_ATTEMPT"
-"""In the environment: the number of the attempt, where who starts the ranks holds the run's lock for all of them."""
-
-
 def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous: str) -> None:
     """One rank of an attempt, in a process of its own whose output goes to the attempt's folder.
 
@@ -81,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     if (arguments.run is None) == (arguments.named is None):
         parser.error("name the run directory, once")
     path: Path = (arguments.run or arguments.named).absolute()
-    claim, attempt = None, int(os.environ.get(ATTEMPT, "0"))
+    claim, attempt = None, int(os.environ.get(joining.ATTEMPT, "0"))
     if attempt:
         joining.heed_term(path)
     joining.keep_leash()
@@ -107,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
                 RunWriter(path, attempt).error(spot.rank, None, error, traceback.format_exc())
             raise
     say = _print
-    if ATTEMPT not in os.environ:  # elsewhere this process's output is that file
+    if joining.ATTEMPT not in os.environ:  # elsewhere this process's output is that file
         log = open(path / "attempts" / f"{attempt:02d}" / f"rank-{spot.rank}.out", "a", buffering=1)  # noqa: SIM115 - until the end
 
         def say(line: str) -> None:

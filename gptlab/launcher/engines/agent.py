@@ -1,11 +1,11 @@
 """The process around a foreign agent (torchrun's, DLRover's): ends it with its caller, and writes the last word.
 
-    python -m gptlab.launcher.engines.agent RUN --alone -- torchrun ... -m gptlab.worker --run RUN    (`handles.start_agent`)
+    python -m gptlab.launcher.engines.agent RUN --alone -- torchrun ... -m gptlab.worker RUN    (`handles.start_agent`)
 
 Standard input is the leash: its end says that the caller has ended, however it did. The agent and its workers are then
 killed (agents leave their workers to themselves, which therefore watch their parents as well), and the run is `lost`,
-to be resumed. SIGTERM asks for the same, and the run is `stopped`. Where other nodes take part the last word is not this
-process's: they may be about to go on.
+to be resumed. SIGTERM asks for the same, and the run is `stopped`. Where other nodes take part the last word is not
+this process's: they may be about to go on.
 """
 
 from __future__ import annotations

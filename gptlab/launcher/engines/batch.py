@@ -20,11 +20,11 @@ import threading
 from pathlib import Path
 
 from gptlab.config import ConfigError
+from gptlab.joining import ATTEMPT
 from gptlab.launcher.engines import ending, queue, settings
 from gptlab.launcher.verdict import Failure, reason_to_end
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import Run
-from gptlab.worker import ATTEMPT
 
 _LOST = re.compile(r"tasks? ([\d,-]+): (.*)")
 """What srun says of tasks that it has lost, as in `srun: error: n1: task 1: Killed`."""

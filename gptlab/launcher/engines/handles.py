@@ -123,10 +123,11 @@ def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *,
     attempts = run.attempts()
     attempt = int(attempts[-1].name) + 1 if attempts else 1
     flags = ["--alone"] if alone else []
+    around = [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), *flags, "--"]
     with open(run.path / LOG, "ab") as log:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), *flags, "--", *command],
+                [*around, *command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env=settings.full_environment(environ),
             )  # fmt: skip
