@@ -228,12 +228,12 @@ class TrainConfig(GPTConfig):
     """Parts that a pipeline cuts the model into, balanced by cost; 0 is as many as the processes hold."""
     split: str | Mapping[str, str] | None = None
     """Where a pipeline is cut by hand: right before or right after a block (h.4=beginning,h.8=end)."""
-    pipeline_schedule: Literal[
-        "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"
-    ] = "1f1b"
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"] = (
+        "1f1b"
+    )
     """In which order a pipeline's stages work on their micro-batches."""
     stages_per_process: int = 0
-    """Stages of a pipeline that a process holds; 0 is what the schedule does: 2 when interleaved or V-shaped, else 1."""
+    """Stages of a pipeline that a process holds; 0 is the usual: 2 where they come round again or turn back, else 1."""
     pipeline_micro_batches: int = 0
     """Micro-batches that go through a pipeline together, some times a step; 0 is all of a step's at once."""
     threads: int = 0
