@@ -221,9 +221,10 @@ class TrainConfig(GPTConfig):
     deterministic: bool = False
     """Demand bit-equal repeats on CUDA, at some speed; a CPU repeats bit for bit anyway."""
     nproc: int = 1
-    """Processes that share the global batch (data parallel)."""
+    """Processes that train together."""
     strategy: Literal["ddp", "fsdp", "pp", "pp+ddp", "pp+fsdp"] = "ddp"
-    """How the processes share a step."""
+    """How they share the work: ddp, each has the whole model and its part of the batch; fsdp, weights, gradients and
+    optimizer state are spread over them too; pp, a pipeline of stages; the last two, replicas of such a pipeline."""
     stages: int = 0
     """Parts that a pipeline cuts the model into, balanced by cost; 0 is as many as the processes hold."""
     split: str | Mapping[str, str] | None = None
