@@ -2,8 +2,8 @@
 
     >>> from gptlab.presets import preset
     >>> from gptlab.parallel.pipeline.cutting import layers_of_stages
-    >>> layers_of_stages(preset("gpt2"), stages=3)    # the head costs as much as five blocks and a half
-    [range(0, 6), range(6, 12), range(12, 12)]
+    >>> layers_of_stages(preset("gpt2"), stages=3)    # the head costs as much as four blocks and a half
+    [range(0, 5), range(5, 11), range(11, 12)]
 
 By hand (`split`), or into stages whose dearest is as cheap as can be. A stage is a GPT with parts missing: what it does
 is written once, in `model.py`, and its parameters bear the whole model's names.
