@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Self, overload
 
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from gptlab import weights
 from gptlab.attention import Attention, Mask, attend, make_mask
 from gptlab.config import ConfigError, GPTConfig
-from gptlab.counts import loss_in_chunks
+from gptlab.counts import loss_in_chunks, shapes
 from gptlab.kvcache import KVCache
 from gptlab.loss import head_loss
 
@@ -318,16 +318,24 @@ def initialise(model: GPT, seed: int) -> None:
     | biases                                   | 0                                                           |
     | rows of wte, lm_head past the vocabulary | 0; nothing reads them                                       |
 
+    """
+    for name, value in initial_weights(model.config, seed):
+        model.get_parameter(name).copy_(value)
+
+
+def initial_weights(config: GPTConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """GPT-2's initial weights by name, one after the other: who holds a part of the model never needs the whole.
+
     Drawn on the CPU in float32 from a generator of its own, so every device and process starts alike.
     """
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif "ln_" in name or "_norm" in name:
-            parameter.fill_(1.0)
-        else:
-            deviation = 0.02 / math.sqrt(2 * model.config.n_layer) if name.endswith("c_proj.weight") else 0.02
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
-    for table in (model.wte.weight, model.head):
-        table[model.config.vocab_size :].zero_()
+    for name, shape in shapes(config).items():
+        value = torch.zeros(shape)
+        if "ln_" in name or "_norm" in name:
+            value.fill_(float(name.endswith("weight")))
+        elif name.endswith("weight"):
+            deviation = 0.02 / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 0.02
+            value.normal_(0.0, deviation, generator=generator)
+        if name in ("wte.weight", "lm_head.weight"):
+            value[config.vocab_size :] = 0.0
+        yield name, value
