@@ -75,8 +75,10 @@ def _spread(work: Work, setting: Setting) -> Strategy:
             empty = GPT(work.config, attention=setting.attention)
         return Sharded(empty, work)
     model = GPT(work.config, attention=setting.attention, seed=work.config.seed).to(work.world.device)
-    native = setting.kernels == "native"
+    engine = None
+    if setting.kernels == "native":
+        engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
     return Replicated(
         model, work, callee=compiling.compiled(model, setting.compile), fused=setting.compile != "step",
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads) if native else None,
+        engine=engine,
     )  # fmt: skip
