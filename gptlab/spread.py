@@ -170,6 +170,19 @@ def layout(config: TrainConfig, size: int) -> Layout:
     return Layout(stages, per_process, processes, size // processes)
 
 
+def held(name: str, place: Layout, process: int) -> list[int]:
+    """The stages of a process of a pipeline, rising."""
+    if SCHEDULES[name].v_shaped:
+        return [process, place.stages - 1 - process]
+    return list(range(process, place.stages, place.processes))
+
+
+def owners(name: str, place: Layout) -> list[int]:
+    """The process that holds each stage."""
+    where = {stage: process for process in range(place.processes) for stage in held(name, place, process)}
+    return [where[stage] for stage in range(place.stages)]
+
+
 def trouble(name: str, count: int, place: Layout) -> str | None:
     """Why a schedule cannot run `count` micro-batches in one pass; None where it can."""
     rounds = max(1, count // place.processes)
