@@ -127,7 +127,9 @@ class Pipelined:
         """Norm of the whole gradient: the squares of all stages, an embedding that two hold counted on the first."""
         twice = self.tie is not None and self.work.world.stage == self.owners[-1]
         own = [
-            p.grad for name, p in self.part.named_parameters() if p.grad is not None and not (twice and name == "wte.weight")
+            p.grad
+            for name, p in self.part.named_parameters()
+            if p.grad is not None and not (twice and name == "wte.weight")
         ]
         squares = nn.utils.get_total_norm(own).double() ** 2
         dist.all_reduce(squares, group=self.group)
@@ -183,7 +185,9 @@ class Pipelined:
                 kept = self._gathered.setdefault(file, {})
                 if name not in kept:
                     kept[name] = torch.empty(shape, dtype=dtype)
-                there = kept[name] if world.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=world.device)
+                there = (
+                    kept[name] if world.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=world.device)
+                )
                 dist.recv(there, group=self.group, group_src=process)
                 if there is not kept[name]:
                     kept[name].copy_(there)
