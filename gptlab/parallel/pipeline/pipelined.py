@@ -3,8 +3,8 @@
     strategy = Pipelined(work, attention="sdpa")
     strategy.compute(0, 1.0)
 
-A step's micro-batches go through the pipeline in one pass of its schedule, or in several (accumulation). The gradients
-of replicas are summed by ourselves once all backward passes are over, whatever the schedule: torch's DistributedDataParallel
+A step's micro-batches go through the pipeline in one pass of its schedule, or in several (accumulation). Gradients of
+replicas are summed by ourselves once all backward passes are over, whatever the schedule: DistributedDataParallel
 around a stage dies at the second step under gpipe, and under zero bubble never sums at all, without a word.
 
 Every process draws its batches itself, from the step's number: only what lies between two stages is sent. Evaluation
