@@ -137,6 +137,28 @@ def test_state_is_what_the_optimizer_keeps(kind: str) -> None:
     assert costs.state_bytes(config) == real
 
 
+def test_what_a_process_holds_by_strategy() -> None:
+    """Of two processes: replicas hold all, gradients once; rows and stages about half; a tied embedding is on both
+    ends. Of four, two stages of two replicas each."""
+    config = preset("gpt2", nproc=2, global_batch_size=32)
+    whole = costs.state_bytes(config)
+    assert costs.share_bytes(config, 2) == whole
+    assert costs.peak_bytes(config, 2, nproc=2) == costs.peak_bytes(config, 2)
+    rows = costs.share_bytes(config.replace(strategy="fsdp"), 2)
+    assert whole / 2 <= rows < 0.501 * whole
+    stage = costs.share_bytes(config.replace(strategy="pp"), 2)
+    embedding = 16 * 50304 * 768
+    assert (whole + embedding) / 2 < stage < 0.8 * whole  # the first, whose blocks are more than the last's
+    four = config.replace(strategy="pp+fsdp", nproc=4, stages=2)
+    assert costs.share_bytes(four, 4) == pytest.approx(stage / 2, rel=1e-6)
+    assert costs.share_bytes(four.replace(strategy="pp+ddp"), 4) == stage
+    assert costs.peak_bytes(config.replace(strategy="fsdp"), 4, nproc=2) < 0.9 * costs.peak_bytes(config, 4, nproc=2)
+    ahead, alternating = (
+        costs.peak_bytes(config.replace(strategy="pp", pipeline_schedule=s), 2, nproc=2) for s in ("gpipe", "1f1b")
+    )
+    assert ahead > 2 * alternating  # 16 micro-batches under way, or 2
+
+
 def test_a_run_that_cannot_fit_is_refused_with_the_figure() -> None:
     with pytest.raises(ConfigError, match=r"24\.9 GB of training state.*25\.8 GB.*gpt2-large"):
         costs.check_fits(preset("gpt2-xl"), 24 * GIB)
