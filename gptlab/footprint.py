@@ -1,29 +1,46 @@
-"""What a config holds in memory: the training state, what autograd keeps, and the most at once, by strategy.
+"""The memory that a config asks for, what a micro-batch may therefore be, and what cannot fit.
 
+    >>> from gptlab.footprint import peak_bytes
     >>> from gptlab.presets import preset
-    >>> from gptlab.footprint import state_bytes
-    >>> state_bytes(preset("gpt2")) / 2**30    # GiB
-    1.8548355102539062
+    >>> round(peak_bytes(preset("gpt2"), 1) / 1e9, 1)    # GB
+    3.6
 
-Left out on purpose: the interpreter and torch themselves, what gloo and NCCL keep for themselves, time (`costs.py`).
+Left out on purpose: what the machine has (`hardware.py`), and what was really held (`memory.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from math import prod
-from typing import NamedTuple
 
-from gptlab.config import GPTConfig, TrainConfig
-from gptlab.counts import block_shapes, logit_rows, loss_in_chunks, matmul_parameters, parameters, shapes
-from gptlab.cuts import layers_of_stages
-from gptlab.spread import PIPELINES, Layout, held, in_flight, layout
+from gptlab import kernels, shares
+from gptlab.config import ConfigError, GPTConfig, TrainConfig
+from gptlab.counts import logit_rows, loss_in_chunks, matmul_parameters, parameters
+from gptlab.presets import PRESETS, preset
+from gptlab.shares import Work
+
+USABLE_MEMORY = 0.9
+"""Share of a memory that a run may plan with; the rest is the system's, the interpreter's and the allocator's gaps."""
+ACTIVATION_SHARE = 0.5
+"""Share of what the training state leaves free that a chosen micro-batch may fill: several runs share a machine."""
+MICRO_BATCH_TOKENS = 8192
+"""Most tokens of a micro-batch that is chosen here. More only costs memory: a step of 6/6/384 over 64 sequences of 256
+took 2.42, 2.52 and 2.36 s (bfloat16, 2 cores) in micro-batches of 2,048, 8,192 and 16,384 tokens."""
+MICRO_BATCH_RULE = (
+    "the largest that divides a process's share of the global batch evenly, with at most "
+    f"{MICRO_BATCH_TOKENS} tokens and {ACTIVATION_SHARE:.0%} of the memory that the training state leaves"
+)
+"""How `choose_micro_batch` chooses, in words for run.json."""
 
 
 def state_bytes(config: GPTConfig) -> int:
     """Training state of one process: 16 bytes a number (weight, gradient, two moments), 12 where Muon has one."""
     muon = 12 * config.n_layer * config.n_embd**2 if getattr(config, "optimizer", "") == "muon" else 0
     return 16 * parameters(config).allocated - 4 * muon
+
+
+def share_bytes(config: TrainConfig) -> int:
+    """Training state of the process that holds most of it: `state_bytes`, or its part."""
+    return 16 * shares.held_parameters(config) if shares.parted(config) else state_bytes(config)
 
 
 def activation_bytes(
@@ -48,7 +65,7 @@ def activation_bytes(
     gradient, 4 C. Under autocast the cast weights are kept as well, once a micro-batch; the head's not with chunks.
     """
     L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
-    s = width(dtype)
+    s = number_bytes(dtype)
     mask = 0 if not config.dropout else s if device == "cpu" else 1
     norm = 4 * C + 8
     if config.rmsnorm:
@@ -101,9 +118,27 @@ def _attention_bytes(config: GPTConfig, s: int, attention: str, device: str) -> 
     return kept
 
 
+def native_bytes(config: GPTConfig, micro_batch_size: int, dtype: str) -> int:
+    """What the kernel of our own holds beside parameters and gradients (`native/state.h`, in its order), in bytes.
+
+    Weights as both of their products want them; with s bytes a number, M rows and width C, 10 s C and some float32
+    numbers of each row and layer; the residual stream; transposed operands of the weights' gradients; and the logits of
+    a stretch of rows, or where that is more the gradients of a layer's activations.
+    """
+    L, C, H, V, s = config.n_layer, config.n_embd, config.n_head, config.padded_vocab_size, number_bytes(dtype)
+    M = micro_batch_size * config.block_size
+    rows = min(M, 4096 // s)  # whose logits exist at once
+    packed = 2 * s * (12 * L * C * C + V * C)
+    layers = L * M * (10 * s * C + 8 + 4 * H)
+    at_once = 256 if M >= 4096 else 128 if M >= 1024 else 32
+    stream = M * C * 4 + M * (s * C + 4) + 4 * 4 * C * -(-M // at_once) + 4 * s * M * C + 12 * M
+    stream += 2 * 4 * -(-V // 256) * rows
+    return packed + layers + stream + max(s * (M * C + rows * V), 8 * s * M * C)
+
+
 def peak_bytes(
-    config: GPTConfig, micro_batch_size: int, dtype: str = "float32", nproc: int = 1, *, attention: str = "sdpa",
-    device: str = "cpu",
+    config: GPTConfig, micro_batch_size: int, dtype: str = "float32", *, attention: str = "sdpa",
+    device: str = "cpu", native: bool = False, saving: bool = False,
 ) -> int:  # fmt: skip
     """Most bytes that one process holds at once: at the start of the backward pass, beside the interpreter itself.
 
@@ -113,27 +148,20 @@ def peak_bytes(
     there already, beside a chunk's two float32 tensors of logits (under autocast narrow ones too, and the cast head) or
     that MLP's; with a large embedding the end of the backward pass has more, where its gradient joins the head's.
 
-    So it is under ddp, whose replicas sum gradients where they lie. The others: `_sharded_peak`, `_pipelined_peak`.
+    Args:
+        native: whether the kernel of our own computes the gradients.
+        saving: count the copy of weights and moments that a checkpoint is written from, in the main memory, too.
     """
-    if nproc > 1 and isinstance(config, TrainConfig) and config.strategy != "ddp":
-        spread = _pipelined_peak if config.strategy in PIPELINES else _sharded_peak
-        return spread(config, micro_batch_size, dtype, nproc, attention, device)
+    copy = state_bytes(config) - 4 * parameters(config).allocated if saving and device == "cpu" else 0
+    if native:
+        return state_bytes(config) + native_bytes(config, micro_batch_size, dtype) + copy
     work = _work(config, micro_batch_size, dtype, attention=attention, device=device)
-    return state_bytes(config) + work.kept + work.most
-
-
-class Work(NamedTuple):
-    """What a micro-batch takes beside the training state, in bytes."""
-
-    kept: int
-    """By autograd, from the forward pass on."""
-    most: int
-    """On top, at the worst moment of the backward pass."""
+    return state_bytes(config) + work.kept + work.most + copy
 
 
 def _work(config: GPTConfig, micro_batch_size: int, dtype: str, *, attention: str, device: str) -> Work:
-    """A micro-batch's work through the whole model."""
-    C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, width(dtype)
+    """What a micro-batch keeps, and what its backward pass takes at its start."""
+    C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, number_bytes(dtype)
     activation = s * F * (3 if config.mlp == "swiglu" else 2)
     tokens = micro_batch_size * config.block_size
     kept = activation_bytes(config, micro_batch_size, dtype, attention=attention, device=device)
@@ -146,95 +174,84 @@ def _work(config: GPTConfig, micro_batch_size: int, dtype: str, *, attention: st
     return Work(kept, most)
 
 
-def share_bytes(config: TrainConfig, nproc: int) -> int:
-    """Training state of the process that holds most of it, by strategy: `state_bytes` under ddp."""
-    if nproc == 1 or config.strategy == "ddp":
-        return state_bytes(config)
-    if config.strategy == "fsdp":
-        return 16 * _rows(config, nproc)
-    place = layout(config, nproc)
-    return max(_stage_state(config, place, process) for process in range(place.processes))
-
-
-def _rows(config: GPTConfig, nproc: int) -> int:
-    """Numbers that the process with most rows has: of each parameter one part in nproc, rounded up to whole rows."""
-    return sum(-(-shape[0] // nproc) * prod(shape[1:]) for shape in shapes(config).values())
-
-
-def _sharded_peak(
-    config: TrainConfig, micro_batch_size: int, dtype: str, nproc: int, attention: str, device: str
-) -> int:  # fmt: skip
-    """Under fsdp: a process's rows of the state; embeddings, norms and head as a whole with their gradients, which are
-    there to the end of the backward pass; of the blocks' matrices those at work and the next, as gathered and as laid
-    out, and their gradients. Under autocast these are narrow from the start, so that no casts are kept.
-    """
-    s = width(dtype)
-    block = sum(prod(shape) for name, shape in block_shapes(config).items() if not name.startswith("ln_"))
-    rest = parameters(config).allocated - config.n_layer * block
-    work = _work(config, micro_batch_size, dtype, attention=attention, device=device)
-    casts = 2 * config.n_layer * block if s == 2 and micro_batch_size else 0
-    gathered = 4 * rest + 3 * s * block
-    begin = work.kept - casts + max(work.most, 4 * rest)
-    end = 2 * 4 * rest  # their gradients, once more where they are laid out to be summed
-    return 16 * _rows(config, nproc) + gathered + max(begin, end)
-
-
-def _stage_parameters(config: TrainConfig, place: Layout, process: int) -> int:
-    """Numbers in the stages of a process of a pipeline; a tied embedding is on the first and on the last."""
-    layers = _layers(config, place)
-    mine = held(config.pipeline_schedule, place, process)
-    sizes = {name: prod(shape) for name, shape in shapes(config).items()}
-    block = sum(prod(shape) for shape in block_shapes(config).values())
-    first, last = 0 in mine, place.stages - 1 in mine
-    names = [name for name in sizes if not name.startswith("h.")]
-    ends = sum(
-        sizes[name] for name in names
-        if (first and name.startswith(("wte", "wpe"))) or (last and name.startswith(("ln_f", "lm_head")))
-        or (last and name.startswith("wte") and config.tie_head)
-    )  # fmt: skip
-    return ends + block * sum(len(layers[stage]) for stage in mine)
-
-
-def _layers(config: TrainConfig, place: Layout) -> list[range]:
-    return layers_of_stages(config, place.stages, None if config.split is None else str(config.split))
-
-
-def _stage_state(config: TrainConfig, place: Layout, process: int) -> int:
-    """Training state of a process of a pipeline: 16 bytes a number, of which `pp+fsdp` leaves it a part."""
-    return 16 * -(-_stage_parameters(config, place, process) // (place.replicas if config.strategy == "pp+fsdp" else 1))
-
-
-def _pipelined_peak(
-    config: TrainConfig, micro_batch_size: int, dtype: str, nproc: int, attention: str, device: str
-) -> int:  # fmt: skip
-    """In a pipeline: the state of a process's stages; what autograd keeps of as many micro-batches as are under way at
-    once; and the work of one. Of the process that has most. With `pp+fsdp` its weights and their gradients are whole
-    while it works.
-    """
-    place = layout(config, nproc)
-    layers = _layers(config, place)
-    count = -(-config.global_batch_size // (max(1, micro_batch_size) * place.replicas))
-    count = min(count, config.pipeline_micro_batches or count)
-    one, two = (
-        _work(
-            dataclasses.replace(config.shape(), n_layer=n), micro_batch_size, dtype, attention=attention, device=device
-        )
-        for n in (1, 2)
-    )  # fmt: skip
-    block = two.kept - one.kept
-    found = []
-    for process in range(place.processes):
-        mine = held(config.pipeline_schedule, place, process)
-        flying = in_flight(config.pipeline_schedule, place, process, count)  # passes of one micro-batch by one stage
-        kept = flying * block * max(len(layers[stage]) for stage in mine)
-        most = one.most if place.stages - 1 in mine else 0
-        if place.stages - 1 in mine:
-            kept += (one.kept - block) * -(-flying // len(mine))
-        whole = 8 * _stage_parameters(config, place, process) if config.strategy == "pp+fsdp" else 0
-        found.append(_stage_state(config, place, process) + whole + kept + most)
-    return max(found)
-
-
-def width(dtype: str) -> int:
+def number_bytes(dtype: str) -> int:
     """Bytes of a number that a product takes."""
     return 2 if dtype in ("bfloat16", "float16") else 4
+
+
+def run_bytes(config: TrainConfig, size: int, dtype: str, device: str, *, saving: bool = False) -> int:
+    """`peak_bytes` of a run as it will be: with the kernels and the attention that it will take, and of a process's
+    part where the strategy leaves it one. Then the main process gathers the whole state before it copies it."""
+    if shares.parted(config):
+
+        def work(layers: int) -> Work:
+            shape = dataclasses.replace(config.shape(), n_layer=layers)
+            return _work(shape, size, dtype, attention=config.attention, device=device)
+
+        copies = 2 * (state_bytes(config) - 4 * parameters(config).allocated) if saving and device == "cpu" else 0
+        return shares.peak_bytes(config, size, work, number_bytes(dtype)) + copies
+    return peak_bytes(
+        config, size, dtype, attention=config.attention, device=device, saving=saving,
+        native=kernels.serves(config, device, dtype),
+    )  # fmt: skip
+
+
+def predicted_peak_bytes(config: TrainConfig, size: int, available_bytes: float, dtype: str, device: str) -> int:
+    """The most that a run will hold, with the copy that a checkpoint is written from: a run makes one where it fits."""
+    whole = run_bytes(config, size, dtype, device, saving=True)
+    return whole if whole <= available_bytes else run_bytes(config, size, dtype, device)
+
+
+def choose_micro_batch(
+    config: TrainConfig, available_bytes: int, dtype: str = "float32", sharing: int = 1, device: str = "cpu"
+) -> int:
+    """The micro-batch size that `micro_batch_size 0` becomes; a size that the user gave is returned as it is.
+
+    `MICRO_BATCH_RULE` in words. Where a share has no good divisor (a prime, say), it is cut into as few near-equal
+    micro-batches as fit. At least 1: whether that fits is `check_fits`' question.
+
+    Args:
+        available_bytes: memory of the device, or of the machine for CPUs.
+        sharing: processes that share this memory.
+    """
+    if config.micro_batch_size:
+        return config.micro_batch_size
+    share = -(-config.global_batch_size // config.nproc)
+    fixed = run_bytes(config, 0, dtype, device)
+    sequence = run_bytes(config, 1, dtype, device) - fixed
+    free = (USABLE_MEMORY * available_bytes / sharing - fixed) * ACTIVATION_SHARE
+    most = max(1, min(share, int(free // sequence), MICRO_BATCH_TOKENS // config.block_size))
+    divisor = max(size for size in range(1, most + 1) if share % size == 0)
+    if 2 * divisor > most:
+        return divisor
+    return -(-share // -(-share // most))  # a share of the number of pieces
+
+
+def check_fits(
+    config: TrainConfig, available_bytes: int, dtype: str = "float32", sharing: int = 1, device: str = "cpu"
+) -> None:
+    """Refuses what the memory cannot hold; arguments as for `choose_micro_batch`.
+
+    Raises:
+        ConfigError: with the figures, and the largest preset that would fit.
+    """
+    usable = USABLE_MEMORY * available_bytes
+    size = max(1, config.micro_batch_size)
+    wanted = sharing * run_bytes(config, size, dtype, device)
+    if wanted <= usable:
+        return
+    state = sharing * share_bytes(config)
+    processes = f" in {sharing} processes" if sharing > 1 else ""
+    mend = "choose a smaller n_layer or n_embd"
+    if size > 1 and sharing * run_bytes(config, 1, dtype, device) <= usable:
+        mend = "choose a smaller micro_batch_size"
+    else:
+        fitting = [name for name in PRESETS if sharing * run_bytes(preset(name), 1, dtype, device) <= usable]
+        if fitting and parameters(preset(fitting[-1])).total < parameters(config).total:
+            mend = f"choose a smaller preset, {fitting[-1]} at most"
+    shape = f"{config.n_layer} layers of width {config.n_embd}, {parameters(config).total / 1e6:,.1f}M parameters"
+    many = f"{size} sequence{'s' if size > 1 else ''} at a time"
+    raise ConfigError(
+        f"This GPT ({shape}) wants {state / 1e9:.1f} GB of training state{processes} and {(wanted - state) / 1e9:.1f} "
+        f"GB to work on {many}; {usable / 1e9:.1f} of this machine's {available_bytes / 1e9:.1f} GB are usable: {mend}."
+    )
