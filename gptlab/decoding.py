@@ -24,8 +24,10 @@ to gain what this does.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -136,7 +138,7 @@ class Decoder:
         self.model = copy.deepcopy(model, memo)
         del memo
         lies = layout(rows, self.device, self.dtype)
-        thin = thin_product() if lies == "thin" else None
+        self._thin = thin = thin_product() if lies == "thin" else None
         if self.model.lm_head is None:
             self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows, thin)
         for module in list(self.model.modules()):
@@ -160,8 +162,23 @@ class Decoder:
     def logits(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Of the id after the last: (B, T) int64 that the cache has not seen yet -> (B, V)."""
         if ids.size(1) == 1 and self.written_out and not cache.static:
-            return self.model.logits(self._step(ids, cache))
+            with self._own_threads():
+                return self.model.logits(self._step(ids, cache))
         return self.model.logits(self.model.hidden(ids, cache=cache)[:, -1])
+
+    @contextlib.contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """Between products of our own torch computes with one thread: its others would spin on the cores that ours
+        want, and attention over a few rows gains less from them than it would cost."""
+        if self._thin is None:
+            yield
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _step(self, ids: Tensor, cache: KVCache) -> Tensor:
         """What `model.hidden` gives for one id a row, with fewer and larger operations: (B, 1) -> (B, C)."""
