@@ -14,22 +14,20 @@ import json
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
-from gptlab.flags import config_of, engine_given, field_value, given_fields
+from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
-from gptlab.recording import check_name
 from gptlab.runs import Run, list_runs
+from gptlab.timelines import pipeline as pipeline
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
-
-if TYPE_CHECKING:
-    from gptlab.launcher.engines import Kubernetes
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Starts a run, or goes on with one, and waits for it; or prints what an engine would be given."""
-    from gptlab import launcher
+    from gptlab import engineflags, launcher
+    from gptlab.engineflags import engine_given
     from gptlab.launcher.engines import Kubernetes
 
     given = given_fields(arguments)
@@ -42,11 +40,9 @@ def train(arguments: argparse.Namespace) -> int:
             )
         before = len(Run.open(arguments.resume, arguments.runs_dir).attempts())
         engine = engine_given(arguments)
-        if isinstance(engine, Kubernetes):
-            raise ConfigError("--resume is not for kubernetes: the job of the same --name goes on with the run.")
-        if engine is not None and arguments.dry_run:
-            write(engine.plan(Run(Run.open(arguments.resume, arguments.runs_dir).path.absolute())))
-            return 0
+        if engine is not None and (code := engineflags.show_resumed(engine, arguments)) is not None:
+            return code
+        assert not isinstance(engine, Kubernetes)  # refused
         handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir, engine=engine)
     else:
         config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
@@ -55,13 +51,8 @@ def train(arguments: argparse.Namespace) -> int:
 
             config = tune_aloud(config, arguments.tune_budget)
         engine = engine_given(arguments)
-        if isinstance(engine, Kubernetes):
-            return _write_manifest(engine, config, arguments)
-        if engine is not None and arguments.dry_run:
-            from gptlab.launcher.engines import starting
-
-            write(engine.plan(starting.prepare(config, arguments.name, arguments.runs_dir, engine)))
-            return 0
+        if isinstance(engine, Kubernetes) or (engine is not None and arguments.dry_run):
+            return engineflags.show(engine, config, arguments)
         handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir, engine=engine)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
@@ -70,20 +61,6 @@ def train(arguments: argparse.Namespace) -> int:
     if not arguments.json or not ended_well:
         print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
     return 0 if ended_well else 1
-
-
-def _write_manifest(engine: Kubernetes, config: TrainConfig, arguments: argparse.Namespace) -> int:
-    """Writes a run's manifests, or prints them, and says what hands them to the cluster."""
-    if arguments.dry_run:
-        engine.check(config)
-        write(engine.text(config, check_name(arguments.name or "run")))
-        return 0
-    made = engine.write(config, arguments.name, arguments.runs_dir)
-    if arguments.json:
-        write(json.dumps({"path": str(made.path), "command": made.command}, indent=1))
-    else:
-        write(f"written to {made.path}; start it with\n{made.command}")
-    return 0
 
 
 def tune(arguments: argparse.Namespace) -> int:
@@ -174,8 +151,7 @@ def eval(arguments: argparse.Namespace) -> int:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Runs a grid and shows its table while it grows."""
-    from gptlab import sweeps
-    from gptlab.launcher.engines import Slurm
+    from gptlab import engineflags, sweeps
 
     values = {
         name: list(dict.fromkeys(field_value(name, text) for text in texts))
@@ -185,11 +161,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     base = _base(values, arguments.preset)
     grid = grid or {"n_layer": [base.n_layer]}
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
-    engine = engine_given(arguments)
-    if not isinstance(engine, Slurm | None):
-        raise ConfigError(
-            f"A sweep cannot run under {arguments.engine or 'torchrun'}: leave it local, or choose slurm."
-        )
+    engine = engineflags.sweep_engine(arguments)
     if engine is not None and arguments.dry_run:
         write(sweeps.array_script(base, grid, name, arguments.runs_dir, engine, arguments.at_once or 0))
         return 0
@@ -345,7 +317,7 @@ def _corpus_row(found: Any) -> dict[str, Any]:
 
 def cost(arguments: argparse.Namespace) -> int:
     """Prints what a config asks for."""
-    from gptlab import costs, hardware
+    from gptlab import costs, hardware, kernels
 
     given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
     config = config_of(given, arguments.preset)
@@ -355,8 +327,13 @@ def cost(arguments: argparse.Namespace) -> int:
         if found := corpus.find(config.data, config.tokenizer):
             config = config.replace(vocab_size=found.vocab_size)
     if arguments.measure:
+        from gptlab.native.rates import measured
+
         kind, _ = hardware.resolve_device(config.device)
-        hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config)[0], measure=True)
+        dtype, _ = hardware.resolve_dtype(config.dtype, kind, config)
+        hardware.rates(kind, dtype, measure=True)
+        if kernels.serves(config, kind, dtype):
+            measured(dtype, hardware.cores())
     record = costs.cost(config)
     write(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
     return 0

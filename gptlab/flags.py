@@ -15,13 +15,10 @@ import argparse
 import os
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from gptlab.config import ConfigError, GPTConfig, TrainConfig, did_you_mean, field_docs, field_types
 from gptlab.presets import PRESETS, preset
-
-if TYPE_CHECKING:
-    from gptlab.launcher.engines import Dlrover, Kubernetes, Slurm, Torchrun
 
 _TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 _SHOWN = {"None": "none", "True": "yes", "False": "no"}
@@ -85,55 +82,6 @@ def add_fields(parser: Parser, *, several: bool = False) -> None:
         )
         more: dict[str, Any] = {"nargs": "+"} if several else {}
         group.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
-
-
-def add_engine(parser: Parser) -> None:
-    """--engine, and a flag for each setting that an engine has; only those that are given appear in the result."""
-    from gptlab.launcher.engines import ENGINES
-
-    group = parser.add_argument_group("engines: what starts the processes")
-    names = "|".join(["local", *ENGINES])
-    text = "this machine's own supervisor, or another [local, or torchrun where --nodes or --rdzv-endpoint is given]"
-    group.add_argument("--engine", metavar=names, help=text)
-    group.add_argument(
-        "--dry-run", "--print", action="store_true", help="print the command, script or manifest; start nothing"
-    )
-    users: dict[str, list[str]] = {}
-    for engine, cls in ENGINES.items():
-        for name in field_types(cls):
-            users.setdefault(name, []).append(engine)
-    for name, engines in users.items():
-        cls = ENGINES[engines[0]]
-        kind, default = field_types(cls)[name], getattr(cls, name)
-        choices = typing.get_args(kind)
-        shown = f" [{default}]" if default not in ("", None) else ""
-        text = f"{field_docs(cls)[name]}{shown} ({', '.join(engines)})".replace("%", "%%")
-        metavar = "|".join(choices) or {int: "N"}.get(kind, "TEXT")
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=f"engine_{name}", metavar=metavar, default=argparse.SUPPRESS, help=text)
-
-
-def engine_given(arguments: argparse.Namespace) -> Torchrun | Slurm | Kubernetes | Dlrover | None:
-    """The engine that the flags describe; None is this machine's own supervisor.
-
-    Raises:
-        ConfigError: a flag of another engine.
-    """
-    from gptlab.launcher.engines import engine_of
-
-    prefix = "engine_"
-    given = {name.removeprefix(prefix): text for name, text in vars(arguments).items() if name.startswith(prefix)}
-    chosen = arguments.engine or ("torchrun" if {"nodes", "rdzv_endpoint"} & given.keys() else "local")
-    cls = None if chosen == "local" else engine_of(chosen)
-    kinds = {} if cls is None else field_types(cls)
-    for name in given:
-        if name not in kinds:
-            raise ConfigError(f"--{name.replace('_', '-')} says nothing to the engine {chosen}: leave it out.")
-    if cls is None:
-        if arguments.dry_run:
-            raise ConfigError("--dry-run shows what another engine would be given: name one with --engine.")
-        return None
-    return cls(**{name: field_value(name, text, cls) for name, text in given.items()})
 
 
 def field_value(name: str, text: str | bool, cls: type = TrainConfig) -> Any:
