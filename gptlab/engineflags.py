@@ -37,11 +37,11 @@ def add_engine(parser: Parser) -> None:
         "--dry-run", "--print", action="store_true", help="print the command, script or manifest; start nothing"
     )
     users: dict[str, list[str]] = {}
-    for engine, cls in ENGINES.items():
-        for name in field_types(cls):
+    for engine in ENGINES:
+        for name in field_types(_class(engine)):
             users.setdefault(name, []).append(engine)
     for name, engines in users.items():
-        cls = ENGINES[engines[0]]
+        cls = _class(engines[0])
         kind, default = field_types(cls)[name], getattr(cls, name)
         choices = typing.get_args(kind)
         shown = f" [{default}]" if default not in ("", None) else ""
@@ -49,6 +49,13 @@ def add_engine(parser: Parser) -> None:
         metavar = "|".join(choices) or {int: "N"}.get(kind, "TEXT")
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, dest=f"engine_{name}", metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _class(engine: str) -> type:
+    """The dataclass that holds an engine's settings."""
+    from gptlab.launcher.engines import engine_of
+
+    return engine_of(engine)
 
 
 def engine_given(arguments: argparse.Namespace) -> Torchrun | Slurm | Kubernetes | Dlrover | None:
@@ -63,7 +70,7 @@ def engine_given(arguments: argparse.Namespace) -> Torchrun | Slurm | Kubernetes
     given = {name.removeprefix(prefix): text for name, text in vars(arguments).items() if name.startswith(prefix)}
     chosen = arguments.engine or ("torchrun" if {"nodes", "rdzv_endpoint"} & given.keys() else "local")
     cls = None if chosen == "local" else engine_of(chosen)
-    kinds = {} if cls is None else field_types(cls)
+    kinds = {} if cls is None else field_types(_class(chosen))
     for name in given:
         if name not in kinds:
             raise ConfigError(f"--{name.replace('_', '-')} says nothing to the engine {chosen}: leave it out.")
