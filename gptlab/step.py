@@ -73,7 +73,9 @@ class TrainStep:
         self.scaler = LossScaler() if dtype == "float16" else None
         self.skipped = 0
         """Steps so far that moved nothing."""
-        self.share = share(micro_batches(config.global_batch_size, micro_batch_size), world.rank, world.size)
+        count = micro_batches(config.global_batch_size, micro_batch_size)
+        self.share = share(count, world.rank, world.size)
+        self.portions = [len(share(count, rank, world.size)) for rank in range(world.size)]
 
     def __call__(self, step: int, *, stop: bool = False) -> StepResult:
         """Takes step number `step`, from 0. Collective.
@@ -81,7 +83,7 @@ class TrainStep:
         Args:
             stop: whether this process was asked to stop; the result tells all of them.
         """
-        config, device = self.config, self.world.device
+        config, device, pace = self.config, self.world.device, self.world.pace
         targets_in_batch = config.global_batch_size * config.block_size
         scale = self.scaler.scale if self.scaler else 1.0
         self.replicas.zero_grad()
@@ -89,8 +91,10 @@ class TrainStep:
             self.engine.begin()
         total = torch.zeros((), device=device)
         for index in self.share:
+            pace.enter("windows")
             ids, targets = self.batches.micro_batch(step, index, self.micro_batch_size)  # each (b, T)
             ids, targets = ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            pace.enter("forward")  # the engine does both in one go
             if self.engine is not None:
                 total += self.engine(ids, targets, 1 / targets_in_batch)
                 continue
@@ -98,10 +102,14 @@ class TrainStep:
             seed = stream_seed("dropout", config.seed, step, index) if config.dropout > 0 else None
             with precision(device, self.dtype):
                 loss = self.model(ids, targets, reduction="sum", dropout_seed=seed)
+            pace.enter("backward")
             (loss / (targets_in_batch / scale)).backward()
             total += loss.detach()
+        pace.enter("other")
         self.replicas.finish()
-        loss_sum, stops = self.world.sum([total.item(), float(stop)])
+        mine = total.item()  # on a GPU this waits for what was asked of it
+        loss_sum, stops, *busy = self.world.sum([mine, float(stop), *pace.busy()])
+        pace.compare(busy, self.portions)
         return self._update(loss_sum / targets_in_batch, step, stops > 0)
 
     def _update(self, loss: float, step: int, stop: bool) -> StepResult:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
+
+from gptlab.pace import COMMUNICATION, Pace
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class World:
     rank: int
     size: int
     device: torch.device
+    pace: Pace = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
+    """Is told what this process does; None makes one that nobody asks."""
+
+    def __post_init__(self) -> None:
+        if self.pace is None:
+            object.__setattr__(self, "pace", Pace(self.rank, self.size))
 
     @property
     def is_main(self) -> bool:
@@ -37,9 +45,10 @@ class World:
         """The sums of each value over all processes, in float64. Collective: every process calls it alike."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
+        with self.pace.within(COMMUNICATION):
+            tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+            dist.all_reduce(tensor)
+            return [float(value) for value in tensor.tolist()]
 
     def close(self) -> None:
         """Ends the process group."""
@@ -47,11 +56,15 @@ class World:
             dist.destroy_process_group()
 
 
-def connect(rank: int, size: int, device: torch.device, store: Store | None, *, shared_gpu: bool = False) -> World:
+def connect(
+    rank: int, size: int, device: torch.device, store: Store | None, *, shared_gpu: bool = False,
+    pace: Pace | None = None,
+) -> World:  # fmt: skip
     """Joins the world: NCCL where each process has a GPU of its own, gloo elsewhere.
 
     Args:
         store: where the processes of this attempt meet, fresh for each attempt; None in a world of one.
+        pace: is told what this process does; None makes one that nobody asks.
     """
     if size > 1:
         assert store is not None, "a world of several needs a store to meet at"
@@ -59,4 +72,4 @@ def connect(rank: int, size: int, device: torch.device, store: Store | None, *, 
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(minutes=10)
         )
-    return World(rank, size, device)
+    return World(rank, size, device, pace)  # type: ignore[arg-type]
