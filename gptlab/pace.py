@@ -60,6 +60,8 @@ class Pace:
         """Signs of progress so far: each phase that is entered is one."""
         self.first_step: float | None = None
         """When this attempt's first step was done, in epoch seconds."""
+        self.news = threading.Event()
+        """Set where a report should not wait for the next heartbeat."""
         self.straggler: int | None = None
         """The rank that others wait for, where one takes much longer than they do."""
         self._began = time.time()
@@ -126,6 +128,7 @@ class Pace:
         self.step = step
         if self.first_step is None:
             self.first_step = time.time()
+            self.news.set()
 
     def shares(self) -> dict[str, float]:
         """Of this rank's recent time, 0..1."""
@@ -171,15 +174,16 @@ class Pulse:
         self._thread.start()
 
     def _beat(self) -> None:
-        while True:
+        while not self._over.is_set():
+            self.pace.news.clear()
             with contextlib.suppress(OSError):
                 write_json(self.path, self.pace.report())
-            if self._over.wait(PULSE_S):
-                return
+            self.pace.news.wait(PULSE_S)
 
     def close(self) -> None:
         """A last one."""
         self._over.set()
+        self.pace.news.set()
         self._thread.join()
         with contextlib.suppress(OSError):
             write_json(self.path, self.pace.report())
