@@ -42,8 +42,11 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [case for case in CASES if not arguments.quick or case.quick]
     if arguments.only:
-        exact = [case for case in CASES if case.name in arguments.only]
-        chosen = exact or [case for case in CASES if any(case.name.startswith(name) for name in arguments.only)]
+        names = {case.name for case in CASES}
+        chosen = [
+            case for case in CASES
+            if any(case.name == name if name in names else case.name.startswith(name) for name in arguments.only)
+        ]  # fmt: skip
     if arguments.list or not chosen:
         print("\n".join(f"{case.name:18} {case.what}" for case in CASES))
         return 0 if arguments.list else 2
@@ -73,7 +76,7 @@ def campaign(arena: Arena, cases: list[Case]) -> int:
         except Exception as error:
             failures.append((case, traceback.format_exc()))
             row = (f"FAILED: {str(error)[:200]}", "no")
-            arena.left_over()
+            arena.clear()
         seconds = time.monotonic() - start
         table.add_row(case.what, row[0], f"{seconds:.1f}", row[1])
         print(f"{case.name:18} {seconds:6.1f} s  {row[1]:12}  {row[0]}", file=sys.stderr, flush=True)

@@ -111,6 +111,11 @@ class Arena:
         self.watched.update(pids)
         return list(pids)
 
+    def clear(self) -> None:
+        """Ends what a failed case left."""
+        client.supervisor().close()
+        self.watched.clear()
+
     def left_over(self) -> list[str]:
         """What a case should have removed: processes, locks, sockets that listen, rendezvous folders."""
         found = [f"process {pid}" for pid in self.watched if pid != _supervisor() and alive(pid)]

@@ -109,21 +109,26 @@ def read_only(arena: Arena) -> Outcome:
         until(lambda: (handle.run.path / "struck").exists())
         pids = arena.workers(handle.run)
         until(lambda: [path.name for path in handle.run.checkpoints()] == ["step-00000005", "step-00000010"])
-        _remount(disk, "ro")
-        os.kill(pids[0], 9)
-        result = handle.wait(60)
-        assert result["status"] == "lost" and "Read-only file system" in result["message"], result
-        until(lambda: not any(alive(pid) for pid in pids))
-        _remount(disk, "rw")
+        with _closed_to_writers(handle.run.path):
+            os.kill(pids[0], 9)
+            result = handle.wait(60)
+            assert result["status"] == "lost" and "Read-only file system" in result["message"], result
+            until(lambda: not any(alive(pid) for pid in pids))
         arena.finish(arena.begin(handle.run))
         return Outcome(
             "lost, the file system named; resumed when it is back", check_equal(handle.run, arena.unbroken())
         )
 
 
-def _remount(disk: Path, how: str) -> None:
-    # Open files for writing forbid a plain remount; of the mount alone it is always possible.
-    subprocess.run(["mount", "-o", f"remount,bind,{how}", disk], check=True)
+@contextmanager
+def _closed_to_writers(path: Path) -> Iterator[None]:
+    """A read-only view of a folder, over it: files that are open for writing forbid to remount the disk itself."""
+    subprocess.run(["mount", "--bind", path, path], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
 
 
 _some = functools.partial

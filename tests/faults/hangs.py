@@ -80,7 +80,7 @@ def resized(arena: Arena) -> Outcome:
 
 
 def uneven(arena: Arena) -> Outcome:
-    three = {"nproc": 3, "micro_batch_size": 1}
+    three: dict[str, Any] = {"nproc": 3, "micro_batch_size": 1}
     reference = arena.unbroken(**three)
     handle = arena.start({"attempt": 1, "rank": 2, "step": 11, "at": "amid", "do": "kill"}, **three)
     arena.finish(handle)

@@ -101,7 +101,7 @@ def _around_steps(path: Path, faults: list[dict[str, Any]]) -> None:
 def _amid_saves(path: Path, faults: list[dict[str, Any]]) -> None:
     from gptlab import checkpoint
 
-    whole: Callable[..., None] = checkpoint.write_json
+    whole: Callable[..., None] = vars(checkpoint)["write_json"]
 
     def write_json(target: Path, value: Any, **more: Any) -> None:
         if target.name == checkpoint.STATE:  # the tensors lie there, but neither this nor a manifest
@@ -109,7 +109,7 @@ def _amid_saves(path: Path, faults: list[dict[str, Any]]) -> None:
         whole(target, value, **more)
 
     if faults:
-        checkpoint.write_json = write_json
+        vars(checkpoint)["write_json"] = write_json
 
 
 def _strike(path: Path, faults: list[dict[str, Any]]) -> None:
@@ -139,12 +139,12 @@ def _strike(path: Path, faults: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Under torchrun: `injection.py --run RUN`. Its attempt is the restart's number, from 1."""
+    """Under torchrun: `injection.py RUN`. Its attempt is the restart's number, from 1."""
     from gptlab import worker
 
-    path = Path(sys.argv[sys.argv.index("--run") + 1])
+    path = Path(sys.argv[1])
     inject(path, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1, int(os.environ["RANK"]))
-    worker.main()
+    worker.main(["--run", str(path)])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import statistics
 import time
 from typing import Any
 
-from arena import STEPS, Arena, Skipped, alive, check_equal, command, script, steps, told, until
+from arena import PATIENCE_S, STEPS, Arena, Skipped, alive, check_equal, command, script, steps, told, until
 from verdicts import Case, Outcome
 
 from gptlab.config import TrainConfig
@@ -104,7 +104,7 @@ def everyone_amid_a_save(arena: Arena) -> Outcome:
 
 
 def told_to_stop(arena: Arena, number: signal.Signals = signal.SIGTERM) -> Outcome:
-    config = arena.config(max_iters=400, eval_interval=1000, checkpoint_interval=1000)
+    config = arena.config(max_iters=150, eval_interval=1000, checkpoint_interval=1000)
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in config.to_dict().items()
         if value != getattr(TrainConfig(), name) and name not in ("vocab_size",)
@@ -114,16 +114,16 @@ def told_to_stop(arena: Arena, number: signal.Signals = signal.SIGTERM) -> Outco
         process = command("train", *words, "--name", name, "--runs-dir", arena.runs, start_new_session=True)
         run = Run(arena.runs / name)
         if name.startswith("told"):
-            until(lambda run=run: steps(run) >= 30)  # type: ignore[misc]
+            until(lambda run=run: steps(run) >= 20)  # type: ignore[misc]
             arena.workers(run)
             os.killpg(process.pid, number)
-            out, error = process.communicate(timeout=60)
+            out, error = process.communicate(timeout=PATIENCE_S)
             result = run.result() or {}
             assert process.returncode == 0 and result["status"] == "stopped", (out, error, result)
             assert run.checkpoints()[-1].name == f"step-{result['step']:08d}"
             happened = f"stopped at step {result['step']} with a checkpoint, resumed"
             process = command("train", "--resume", name, "--runs-dir", arena.runs)
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=3 * PATIENCE_S)
         assert process.returncode == 0, error
         rows = [row["loss"] for row in run.metrics() if "loss" in row]
         found.append((name, rows, (run.checkpoints()[-1] / "model.safetensors").read_bytes()))

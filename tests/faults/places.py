@@ -70,7 +70,7 @@ def torchrun(arena: Arena) -> Outcome:
     done = subprocess.run(
         [sys.executable, program, "--nnodes=1", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d",
          "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--monitor-interval=0.1", "--shutdown-timeout=1",
-         str(Path(__file__).with_name("injection.py")), "--run", str(run.path)],
+         str(Path(__file__).with_name("injection.py")), str(run.path)],
         capture_output=True, text=True, timeout=300,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                           "OMP_NUM_THREADS": "1"},
@@ -91,7 +91,7 @@ def slurm(arena: Arena) -> Outcome:
     worker += f"--rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1 {Path(__file__).with_name('injection.py')}"
     batch.write_text(
         "#!/bin/sh\n#SBATCH --requeue\n#SBATCH --nodes=1\n"
-        f"export PYTHONPATH={os.pathsep.join(sys.path)} OMP_NUM_THREADS=1\n{worker} --run {run.path}\n"
+        f"export PYTHONPATH={os.pathsep.join(sys.path)} OMP_NUM_THREADS=1\n{worker} {run.path}\n"
     )
     job = subprocess.run(
         ["sbatch", "--parsable", str(batch)], capture_output=True, text=True, check=True
