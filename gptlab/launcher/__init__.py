@@ -10,10 +10,12 @@ forked and imports no torch: it makes the run directory, takes its lock, and han
 once. The supervisor keeps a fork server that has torch imported and has never run it, so that a *worker* is there in
 some hundredths of a second; it watches the workers, replaces an attempt that lost one, and writes the final record when
 they could not. Each watches the one above: when the caller ends, however it ends, the supervisor ends its workers, and
-when the supervisor ends, the workers end themselves. A script that wants its runs finished calls `wait()`.
+when the supervisor ends, the workers end themselves. A script that wants its runs finished calls `wait()`, or has them
+detached.
 
     client.py      the caller's end: starts the supervisor, hands runs over
     handle.py      what the caller holds of a run
+    detached.py    a caller of its own, for runs that outlive who started them
     supervisor.py  the process between: commands in, one Job a run
     job.py         one run: prepare its text, attempt after attempt
     crew.py        the workers of one attempt: fork, watch, end
@@ -48,14 +50,18 @@ def warm() -> None:
     threading.Thread(target=_look_around, daemon=True).start()
 
 
-def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    detach: bool = False,
+) -> Handle:  # fmt: skip
     """Starts a run in processes of its own (`config.nproc` of them) and returns at once.
 
-    The run lasts no longer than this process: call `wait()` before leaving.
+    The run lasts no longer than this process, so call `wait()` before leaving, unless it is detached.
 
     Args:
         name: the run's folder; None makes one up.
         runs_dir: where that folder is made; None takes GPTLAB_RUNS, or `runs`.
+        detach: whether the run goes on when this process ends; `gptlab runs stop` ends it then.
 
     Raises:
         ConfigError: what cannot work; then nothing was made.
@@ -64,14 +70,18 @@ def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.P
 
     prepared = _check(config, Path.cwd())
     initial.check(config, Path.cwd())
-    client.supervisor()
+    if not detach:
+        client.supervisor()
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     run = create_run(config, name, base.absolute(), cwd=str(Path.cwd()))
-    return client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=prepared)
+    return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
 
 
-def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None, detach: bool = False) -> Handle:
     """Goes on with a stopped, failed or lost run from its newest good checkpoint, as run.json says; returns at once.
+
+    Args:
+        detach: whether the run goes on when this process ends.
 
     Raises:
         ConfigError: a run that does not exist, is being trained, or is finished.
@@ -93,10 +103,19 @@ def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Hand
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
         prepared = (text is not None and Path(text).is_dir()) or _check(run.config, cwd)
-        return client.start(run, claim, cwd=cwd, prepared=prepared)
+        return _start(run, claim, cwd, prepared, detach)
     except BaseException:
         claim.release()
         raise
+
+
+def _start(run: Run, claim: Claim, cwd: Path, prepared: bool, detach: bool) -> Handle:
+    """Under this process's supervisor, or under a process of its own."""
+    if detach:
+        from gptlab.launcher import detached
+
+        return detached.start(run, claim, cwd=cwd, prepared=prepared)
+    return client.start(run, claim, cwd=cwd, prepared=prepared)
 
 
 def _look_around() -> None:

@@ -87,7 +87,7 @@ class Client:
             self.process = subprocess.Popen(
                 # -P: no file of the working folder may stand in for a module of the standard library.
                 [sys.executable, "-P", "-m", "gptlab.launcher.supervisor", str(self.folder)],
-                stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT, env=_environment(),
+                stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT, env=environment(),
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
             )  # fmt: skip
         self._last_words = ""
@@ -141,7 +141,7 @@ class Client:
         return ""
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, from which gptlab can be imported in any folder."""
     home = str(Path(gptlab.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH", "")

@@ -11,6 +11,7 @@ from gptlab.runs import ACTIVE, Run, is_locked
 
 if TYPE_CHECKING:
     from gptlab.launcher.client import Client
+    from gptlab.launcher.detached import Detached
 
 
 class Handle:
@@ -20,7 +21,7 @@ class Handle:
         attempt: number of the first attempt of this start; older results are not its own.
     """
 
-    def __init__(self, run: Run, client: Client, attempt: int) -> None:
+    def __init__(self, run: Run, client: Client | Detached, attempt: int) -> None:
         self.run, self._client, self._attempt = run, client, attempt
 
     def __repr__(self) -> str:
@@ -53,8 +54,12 @@ class Handle:
 
         The run is then `stopped`, and can be resumed from its last checkpoint.
         """
-        with contextlib.suppress(OSError):  # a dead supervisor has no workers
-            self._client.send({"do": "kill", "path": str(self.run.path)})
+        self.order({"do": "kill", "path": str(self.run.path)})
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Hands an order on to who holds the run's processes; where it is gone, so are they."""
+        with contextlib.suppress(OSError):
+            self._client.send(order)
 
     def scale(self, workers: int) -> None:
         """Adds or takes workers while the run goes on; returns at once.

@@ -23,7 +23,7 @@ import psutil
 
 from gptlab import hardware, peaks
 from gptlab.config import TrainConfig
-from gptlab.launcher import client
+from gptlab.launcher import client, detached
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import Run, is_locked, read_json, write_json
@@ -72,13 +72,13 @@ class Arena:
         write_json(run.path / "plan.json", list(plan))
         return self.begin(run)
 
-    def begin(self, run: Run) -> Handle:
+    def begin(self, run: Run, *, detach: bool = False) -> Handle:
         """Has a run begin, or go on."""
-        handle = client.start(
-            run, Claim(run.path, wait_s=5.0), cwd=self.folder, prepared=self.is_prepared(run),
-            worker="injection:run_rank",
-        )  # fmt: skip
-        self.watched.add(client.supervisor().process.pid)
+        claim, prepared = Claim(run.path, wait_s=5.0), self.is_prepared(run)
+        start = detached.start if detach else client.start
+        handle = start(run, claim, cwd=self.folder, prepared=prepared, worker="injection:run_rank")
+        if not detach:
+            self.watched.add(client.supervisor().process.pid)
         return handle
 
     def is_prepared(self, run: Run) -> bool:
@@ -117,19 +117,37 @@ class Arena:
         self.watched.clear()
 
     def left_over(self) -> list[str]:
-        """What a case should have removed: processes, locks, sockets that listen, rendezvous folders."""
+        """What a case should have removed, and did not within a moment."""
+        deadline = time.monotonic() + 5
+        while (found := self._left_now()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.watched.clear()
+        return found
+
+    def _left_now(self) -> list[str]:
+        """Processes, locks, sockets that listen, rendezvous folders, shared memory."""
         found = [f"process {pid}" for pid in self.watched if pid != _supervisor() and alive(pid)]
         found += [f"lock of {path.parent.name}" for path in self.runs.glob("*/lock") if is_locked(path.parent)]
         own = client.supervisor()
         found += [f"folder {path.name}" for path in own.folder.glob("meet-*")]
         for process in [own.process.pid, *(child.pid for child in psutil.Process(own.process.pid).children(True))]:
             found += [f"listening socket of {process}" for c in _connections(process) if c.status == "LISTEN"]
-        self.watched.clear()
+        for process in psutil.process_iter(["cmdline"]):
+            words = " ".join(process.info["cmdline"] or [])
+            if "launcher.detached" in words and str(self.runs) in words:
+                found.append(f"process {process.pid}, which waits for a detached run")
+        found += [f"shared memory {path.name}" for path in Path("/dev/shm").glob("*") if _is_own(path)]
         return found
 
 
 def _supervisor() -> int:
     return client.supervisor().process.pid
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file of shared memory names a process of this campaign."""
+    own = {str(child.pid) for child in psutil.Process().children(True)}
+    return any(pid in path.name for pid in own)
 
 
 def _connections(pid: int) -> list[Any]:

@@ -173,7 +173,7 @@ from gptlab.runs import write_json
 run = create_run(guest.config(), sys.argv[3], guest.runs)
 fault = {"attempt": 1, "rank": 1, "step": 20, "at": "before", "do": "sleep", "seconds": 2.0}
 write_json(run.path / "plan.json", [fault])
-handle = guest.begin(run)
+handle = guest.begin(run, detach=sys.argv[4] == "detached")
 print("begun", flush=True)
 while True:
     try:
@@ -185,12 +185,14 @@ while True:
 """Stands for a notebook's kernel: a process that launches a run, and lives on when its cell is interrupted."""
 
 
-def kernel(arena: Arena, how: str = "interrupted") -> Outcome:
-    process = script(CALLER, arena.folder, os.path.dirname(__file__), f"kernel-{how}", start_new_session=True)
+def kernel(arena: Arena, how: str = "interrupted", run_is: str = "attached") -> Outcome:
+    arena.unbroken()  # the text is prepared
+    name = f"kernel-{how}-{run_is}"
+    process = script(CALLER, arena.folder, os.path.dirname(__file__), name, run_is, start_new_session=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line == "begun\n", process.communicate()[1]
-    run = Run(arena.runs / f"kernel-{how}")
+    run = Run(arena.runs / name)
     until(lambda: (run.path / "struck").exists())
     pids = arena.workers(run)
     if how == "interrupted":
@@ -201,6 +203,12 @@ def kernel(arena: Arena, how: str = "interrupted") -> Outcome:
         process.wait(10)
         return Outcome("the cell is interrupted, the run is not", check_equal(run, arena.unbroken()))
     process.send_signal(signal.SIGTERM if how == "restarted" else signal.SIGKILL)
+    if run_is == "detached":
+        process.wait(PATIENCE_S)
+        until(lambda: run.state == "finished", what="the detached run's end")
+        until(lambda: not any(alive(pid) for pid in pids))
+        assert len(run.attempts()) == 1, told(run)
+        return Outcome("the run goes on to its end", check_equal(run, arena.unbroken()))
     gone = until(lambda: not any(alive(pid) for pid in pids), what="the workers' end")
     process.wait(10)
     until(lambda: run.state == "lost", 10)
@@ -223,8 +231,10 @@ CASES = (
     Case("amid-save", "SIGKILL of all amid a checkpoint's write", everyone_amid_a_save, quick=True),
     Case("sigterm", "SIGTERM to `gptlab train`", told_to_stop),
     Case("sigint", "SIGINT to `gptlab train`", _some(told_to_stop, number=signal.SIGINT)),
-    Case("kernel-interrupt", "interrupt of the kernel", kernel),
-    Case("kernel-restart", "restart of the kernel", _some(kernel, how="restarted")),
-    Case("kernel-kill", "kill -9 of the kernel", _some(kernel, how="killed")),
+    *(
+        Case(f"kernel-{how}-{run_is}", f"kernel {how}, {run_is} run", _some(kernel, how=how, run_is=run_is))
+        for how in ("interrupted", "restarted", "killed")
+        for run_is in ("attached", "detached")
+    ),
     Case("recovery", "kill to the next step, 0.8M, 2 workers", recovery),
 )
