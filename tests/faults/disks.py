@@ -137,7 +137,7 @@ CASES = (
     Case("disk-full-sync", "disk full while saving, sync", _some(full, how="sync")),
     *(
         Case(f"{how.replace(' ', '-')}-{which}", f"{what} in {which if which == 'all' else 'the newest'} checkpoint"
-             + ("s" if which == "all" else ""), _some(rotten, how=how, which=which), quick=how == "flip")
+             + ("s" if which == "all" else ""), _some(rotten, how=how, which=which), quick=(how, which) == ("flip", "all"))
         for how, what in (("flip", "a flipped byte"), ("truncation", "a truncation"), ("no manifest", "no manifest"))
         for which in ("newest", "all")
     ),

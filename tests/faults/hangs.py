@@ -154,7 +154,7 @@ CASES = (
     Case("sleeping-0", "rank 0 sleeps", _some(stuck, rank=0)),
     Case("stopped", "a worker that is SIGSTOPped", _some(stuck, do="stop"), quick=True),
     Case("slow", "a slow rank", slow),
-    Case("resized", "1 -> 2 -> 1 workers", resized, quick=True),
+    Case("resized", "1 -> 2 -> 1 workers", resized),
     Case("uneven", "8 sequences over 3 workers", uneven),
     Case("exception", "an exception, each time", fails, quick=True),
     Case("exception-once", "an exception, once", _some(fails, once=True)),

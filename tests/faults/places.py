@@ -109,7 +109,7 @@ def slurm(arena: Arena) -> Outcome:
 CASES = (
     Case("port", "an occupied port", occupied_port),
     Case("two-runs", "two runs at once", two_at_once),
-    Case("one-directory", "two on one directory", two_on_one_directory, quick=True),
+    Case("one-directory", "two on one directory", two_on_one_directory),
     Case("torchrun", "the same script under torchrun", torchrun),
     Case("slurm", "the same script under SLURM requeue", slurm),
 )
