@@ -18,9 +18,10 @@ def check_devices(config: TrainConfig) -> None:
     Raises:
         ConfigError: with the figure.
     """
-    from gptlab import costs, hardware
+    from gptlab import costs, hardware, spread
 
     device = hardware.likely_device(config.device)
+    spread.check_device(config, device)
     own = hardware.distinct_devices(device, config.nproc)
     if device == "cuda" and own < config.nproc and not config.share_gpu:
         raise ConfigError(
