@@ -52,7 +52,7 @@ def full(arena: Arena, how: str = "async") -> Outcome:
     return Outcome(f"failed at step {last}, disk named, older checkpoint whole; resumed with room", equal)
 
 
-def rotten(arena: Arena, how: str = "flip", which: str = "newest") -> Outcome:
+def rotten(arena: Arena, how: str = "a flipped byte", which: str = "newest") -> Outcome:
     handle = arena.start({"attempt": 1, "rank": 0, "step": 17, "at": "before", "do": "wait"})
     until(lambda: (handle.run.path / "struck").exists() and len(handle.run.checkpoints()) == 3)
     arena.workers(handle.run)
@@ -62,7 +62,9 @@ def rotten(arena: Arena, how: str = "flip", which: str = "newest") -> Outcome:
     for checkpoint in found[-1:] if which == "newest" else found:
         _spoil(checkpoint, how)
     handle = arena.begin(handle.run)
-    reason = {"flip": "checksum", "truncation": "bytes, not", "no manifest": "manifest.json is missing"}[how]
+    reason = {"a flipped byte": "checksum", "a truncation": "bytes, not", "no manifest": "manifest.json is missing"}[
+        how
+    ]
     if which == "all":
         result = arena.finish(handle, "failed")
         message = result["message"]
@@ -79,11 +81,11 @@ def rotten(arena: Arena, how: str = "flip", which: str = "newest") -> Outcome:
 
 def _spoil(checkpoint: Path, how: str) -> None:
     weights = checkpoint / "model.safetensors"
-    if how == "flip":
+    if how == "a flipped byte":
         data = bytearray(weights.read_bytes())
         data[len(data) // 2] ^= 1
         weights.write_bytes(data)
-    elif how == "truncation":
+    elif how == "a truncation":
         os.truncate(weights, weights.stat().st_size // 2)
     else:
         (checkpoint / "manifest.json").unlink()
@@ -136,10 +138,9 @@ CASES = (
     Case("disk-full", "disk full while saving, async", full, quick=True),
     Case("disk-full-sync", "disk full while saving, sync", _some(full, how="sync")),
     *(
-        Case(f"{how.replace(' ', '-')}-{which}", f"{what} in {which if which == 'all' else 'the newest'} checkpoint"
-             + ("s" if which == "all" else ""), _some(rotten, how=how, which=which), quick=(how, which) == ("flip", "all"))
-        for how, what in (("flip", "a flipped byte"), ("truncation", "a truncation"), ("no manifest", "no manifest"))
-        for which in ("newest", "all")
+        Case(f"{name}-{which}", f"{how} in {where}", _some(rotten, how=how, which=which), quick=f"{name}-{which}" == "flip-all")
+        for name, how in (("flip", "a flipped byte"), ("truncation", "a truncation"), ("no-manifest", "no manifest"))
+        for which, where in (("newest", "the newest checkpoint"), ("all", "all checkpoints"))
     ),
     Case("deleted", "the run directory is deleted", deleted),
     Case("read-only", "the run directory becomes read-only", read_only),

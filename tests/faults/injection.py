@@ -13,7 +13,7 @@ do        kill, stop (SIGSTOP), sleep (so many seconds), raise, leave (exit code
           (the disk, with a file), sync save (training waits for its checkpoints), wait (to be killed from outside)
 
 Before it strikes, `RUN/struck` gets the time. Every micro-batch that a rank takes is written into `RUN/history.jsonl`
-with the hash of its ids.
+with the hash of each sequence.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ def _keep_history(path: Path, attempt: int, rank: int, faults: list[dict[str, An
 
     def micro_batch(self: Batches, step: int, index: int, size: int) -> Any:
         ids, targets = whole(self, step, index, size)
-        digest = hashlib.sha256(ids.numpy().tobytes() + targets.numpy().tobytes()).hexdigest()[:16]
-        line = json.dumps({"attempt": attempt, "rank": rank, "step": step, "index": index, "ids": digest})
+        digests = [
+            hashlib.sha256(row.numpy().tobytes() + target.numpy().tobytes()).hexdigest()[:16]
+            for row, target in zip(ids, targets, strict=True)
+        ]
+        line = json.dumps({"attempt": attempt, "rank": rank, "step": step, "first": index * size, "ids": digests})
         os.write(file, line.encode() + b"\n")
         _strike(path, [fault for fault in faults if fault["step"] == step and fault.get("index", index) == index])
         return ids, targets
