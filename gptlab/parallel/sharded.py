@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -186,8 +186,10 @@ class Sharded:
                 targets, seed = torch.full_like(ids, IGNORED), None
             with precision(device, work.dtype):
                 loss = self.part(ids, targets, reduction="sum", dropout_seed=seed)
+            work.world.pace.enter("backward")
             (loss / (work.targets / scale)).backward()
             total += loss.detach()
+        work.world.pace.enter("other")
         self.shards.collect_gradients()
         return float(total.item())
 
@@ -200,6 +202,9 @@ class Sharded:
         with torch.no_grad(), precision(self.work.world.device, self.work.dtype):
             loss: Tensor = self.part(ids, targets, reduction="sum")
         return loss
+
+    def observe(self) -> None:
+        """Nothing that the metrics do not say."""
 
     def gather(self) -> Files | None:
         """The whole training state on the CPU of the main process. Collective."""

@@ -138,7 +138,10 @@ CASES = (
     Case("disk-full", "disk full while saving, async", full, quick=True),
     Case("disk-full-sync", "disk full while saving, sync", _some(full, how="sync")),
     *(
-        Case(f"{name}-{which}", f"{how} in {where}", _some(rotten, how=how, which=which), quick=f"{name}-{which}" == "flip-all")
+        Case(
+            f"{name}-{which}", f"{how} in {where}", _some(rotten, how=how, which=which),
+            quick=(name, which) == ("flip", "all"),
+        )
         for name, how in (("flip", "a flipped byte"), ("truncation", "a truncation"), ("no-manifest", "no manifest"))
         for which, where in (("newest", "the newest checkpoint"), ("all", "all checkpoints"))
     ),
