@@ -25,6 +25,7 @@ from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
 from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
+from gptlab.pace import COMMUNICATION
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
 from gptlab.recording import RunWriter
@@ -239,7 +240,8 @@ class Trainer:
         self.saved, began = self.done, time.perf_counter()
         if self.writer is not None:
             self.writer.check()
-        files = self.strategy.gather()
+        with self.pace.within(COMMUNICATION):
+            files = self.strategy.gather()
         gathering = time.perf_counter() - began
         if self.saver is not None and self.writer is not None:
             assert files is not None, "the main process has the whole state"

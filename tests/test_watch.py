@@ -122,6 +122,19 @@ def test_slow_steps_stretch_the_limit(ranks: Ranks) -> None:
     assert ranks.look(watch, 10.0) is not None
 
 
+def test_the_first_steps_tell_how_slow_the_others_may_be(ranks: Ranks) -> None:
+    watch = over(ranks)
+    ranks.says(1, "starting", patience=True)
+    assert ranks.look(watch, 60.0) is None
+    for patience in (True, False):
+        ranks.says(0, "communication")
+        ranks.says(1, "forward", patience=patience)
+        assert ranks.look(watch, 40.0) is None  # four times the limit, as the step before, whose patience it had
+    ranks.says(1, "communication")
+    ranks.says(0, "backward")
+    assert ranks.look(watch, 11.0) is not None  # what starting took is no measure
+
+
 def test_zero_waits_for_ever(ranks: Ranks) -> None:
     watch = over(ranks, timeout_s=0.0)
     assert watch.every_s is None and ranks.look(watch, 1e4) is None

@@ -71,15 +71,16 @@ class Handle:
         Raises:
             ConfigError: a number that cannot work, or a run that is over.
         """
+        from gptlab import spread
         from gptlab.batches import micro_batches
         from gptlab.launcher.checks import check_devices
 
         config = self.run.config
-        wanted = config.replace(nproc=workers, vocab_size=config.vocab_size)
-        check_devices(wanted)
         size = self.run.info.get("setting", {}).get("micro_batch_size") or config.micro_batch_size
+        wanted = config.replace(nproc=workers, micro_batch_size=size)
+        check_devices(wanted)
         pieces = micro_batches(config.global_batch_size, size) if size else workers
-        if workers > pieces:
+        if workers // spread.processes(wanted, workers) > pieces:
             raise ConfigError(
                 f"{workers} workers are more than the {pieces} micro-batches of {size} that a step has: use at most "
                 f"{pieces}, or start a run with a smaller micro_batch_size."

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.jsonfile import read_json
-from gptlab.pace import COMMUNICATION
+from gptlab.pace import COMMUNICATION, PATIENT
 
 LOOK_S = 0.5
 """Longest time between two looks."""
@@ -68,7 +68,7 @@ class Watch:
         self._idle = dict.fromkeys(pids, 0.0)
         self._stopped = dict.fromkeys(pids, 0.0)
         self._longest = dict.fromkeys(pids, 0.0)
-        self._marks: dict[int, Any] = {}
+        self._before: dict[int, dict[str, Any]] = {}  # what each said last
         self._looked = time.monotonic()
 
     def look(self, here: set[int]) -> Stuck | None:
@@ -97,12 +97,13 @@ class Watch:
 
     def _count(self, rank: int, said: dict[str, Any], passed: float) -> None:
         self._stopped[rank] = self._stopped[rank] + passed if _is_stopped(self.pids[rank]) else 0.0
-        if said.get("marks") == self._marks.get(rank):
+        before = self._before.get(rank, {})
+        if said.get("marks") == before.get("marks"):
             self._idle[rank] += passed
             return
-        if said.get("phase") != COMMUNICATION and not said.get("patience", True):
+        if before.get("phase", PATIENT[0]) not in (COMMUNICATION, *PATIENT):
             self._longest[rank] = max(self._longest[rank], self._idle[rank])
-        self._marks[rank], self._idle[rank] = said.get("marks"), 0.0
+        self._before[rank], self._idle[rank] = said, 0.0
 
     def keep_stacks(self, here: set[int]) -> None:
         """Asks every worker for its stack, which becomes rank-R.stack; of a stopped one that says why it is empty."""

@@ -132,10 +132,10 @@ class Arena:
         found += [f"folder {path.name}" for path in own.folder.glob("meet-*")]
         for process in [own.process.pid, *(child.pid for child in psutil.Process(own.process.pid).children(True))]:
             found += [f"listening socket of {process}" for c in _connections(process) if c.status == "LISTEN"]
-        for process in psutil.process_iter(["cmdline"]):
-            words = " ".join(process.info["cmdline"] or [])
+        for one in psutil.process_iter(["cmdline"]):
+            words = " ".join(one.info["cmdline"] or [])
             if "launcher.detached" in words and str(self.runs) in words:
-                found.append(f"process {process.pid}, which waits for a detached run")
+                found.append(f"process {one.pid}, which waits for a detached run")
         found += [f"shared memory {path.name}" for path in Path("/dev/shm").glob("*") if _is_own(path)]
         return found
 
