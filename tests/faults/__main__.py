@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -50,6 +51,7 @@ def main() -> int:
     if arguments.list or not chosen:
         print("\n".join(f"{case.name:18} {case.what}" for case in CASES))
         return 0 if arguments.list else 2
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored, by all that follow
     with contextlib.ExitStack() as ending:
         folder = arguments.keep or Path(ending.enter_context(temporary()))
         folder.mkdir(parents=True, exist_ok=True)

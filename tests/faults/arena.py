@@ -52,6 +52,8 @@ class Arena:
         peaks.cache_file().parent.mkdir(parents=True, exist_ok=True)
         write_json(peaks.cache_file(), {peaks.cache_key(hardware.cpu_name(), "float32", hardware.cores()): rates})
         self._unbroken: dict[str, Run] = {}
+        (folder / "history").mkdir(exist_ok=True)
+        os.environ["FAULTS_HISTORY"] = str(folder / "history")
         self._count = 0
         self.watched: set[int] = set()  # pids of workers and supervisors that a case has seen
 
@@ -222,7 +224,7 @@ def history(run: Run) -> dict[tuple[int, int], str]:
     """Hash of each sequence by step and place in the global batch, of the attempt that the step counts of."""
     attempts = {row["step"] - 1: row["attempt"] for row in run.metrics() if "loss" in row}
     found: dict[tuple[int, int], str] = {}
-    for line in (run.path / "history.jsonl").read_text().splitlines():
+    for line in (Path(os.environ["FAULTS_HISTORY"]) / f"{run.name}.jsonl").read_text().splitlines():
         row = json.loads(line)
         if attempts.get(row["step"]) == row["attempt"]:
             for index, ids in enumerate(row["ids"], start=row["first"]):

@@ -12,8 +12,8 @@ at        start (before anything), before, amid (with the gradients of some micr
 do        kill, stop (SIGSTOP), sleep (so many seconds), raise, leave (exit code 0), memory (no more of it), nan, fill
           (the disk, with a file), sync save (training waits for its checkpoints), wait (to be killed from outside)
 
-Before it strikes, `RUN/struck` gets the time. Every micro-batch that a rank takes is written into `RUN/history.jsonl`
-with the hash of each sequence.
+Before it strikes, `RUN/struck` gets the time. Every micro-batch that a rank takes is written into a file of the
+folder FAULTS_HISTORY, with the hash of each sequence.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _keep_history(path: Path, attempt: int, rank: int, faults: list[dict[str, An
     from gptlab.batches import Batches
 
     whole = Batches.micro_batch
-    file = os.open(path / "history.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    place = Path(os.environ["FAULTS_HISTORY"]) / f"{path.name}.jsonl"  # on no disk that a fault fills
+    file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def micro_batch(self: Batches, step: int, index: int, size: int) -> Any:
         ids, targets = whole(self, step, index, size)
