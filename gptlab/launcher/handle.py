@@ -85,7 +85,7 @@ class Handle:
                 f"{workers} workers are more than the {pieces} micro-batches of {size} that a step has: use at most "
                 f"{pieces}, or start a run with a smaller micro_batch_size."
             )
-        self._order("scale", world_size=workers)
+        self._ask("scale", world_size=workers)
 
     def kill_worker(self, rank: int) -> None:
         """Ends one worker with SIGKILL, as a failing machine would: for trying what happens then. Returns at once.
@@ -96,9 +96,9 @@ class Handle:
         pids = self.run.status().get("pids", [])
         if not 0 <= rank < max(1, len(pids)):
             raise ConfigError(f"There is no rank {rank} in {self.name!r}: choose one from 0 to {len(pids) - 1}.")
-        self._order("kill worker", rank=rank)
+        self._ask("kill worker", rank=rank)
 
-    def _order(self, do: str, **what: Any) -> None:
+    def _ask(self, do: str, **what: Any) -> None:
         """Tells the supervisor."""
         if self.status not in ACTIVE:
             raise ConfigError(f"The run {self.name!r} is {self.status}: `gptlab train --resume {self.name}` goes on.")
