@@ -228,7 +228,7 @@ CASES = (
     Case("six-kills", "six SIGKILLs in a row", six_kills),
     Case("eight-kills", "SIGKILL at the same step each time", too_many_kills, quick=True),
     Case("supervisor", "SIGKILL of the supervisor", supervisor),
-    Case("amid-save", "SIGKILL of all amid a checkpoint's write", everyone_amid_a_save, quick=True),
+    Case("amid-save", "SIGKILL of all amid a checkpoint's write", everyone_amid_a_save),
     Case("sigterm", "SIGTERM to `gptlab train`", told_to_stop),
     Case("sigint", "SIGINT to `gptlab train`", _some(told_to_stop, number=signal.SIGINT)),
     *(
