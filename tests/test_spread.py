@@ -11,7 +11,8 @@ from gptlab.spread import SCHEDULES, Layout, held, layout, owners, passes, pipel
 
 
 def config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**({"strategy": "pp", "nproc": 2, "n_layer": 6, "global_batch_size": 12} | changes))
+    values: dict[str, Any] = {"strategy": "pp", "nproc": 2, "n_layer": 6, "global_batch_size": 12}
+    return TrainConfig(**(values | changes))
 
 
 @pytest.mark.parametrize(
