@@ -25,9 +25,10 @@ from torch import Tensor
 from gptlab import counts
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.cuts import layers_of_stages
 from gptlab.model import initial_weights
 from gptlab.optimizer import optimizer_of
-from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part
+from gptlab.parallel.pipeline.cutting import make_part
 from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
