@@ -113,7 +113,6 @@ class Pipelined:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
         work, each = self.work, self.count * self.work.micro_batch_size
         self.held.zero_grad()
-        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
@@ -183,7 +182,6 @@ class Pipelined:
         pipeline call it alike."""
         config, here = self.work.config, self.work.world.stage
         self._let_go()
-        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
