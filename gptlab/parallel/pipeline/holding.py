@@ -13,12 +13,11 @@ processes (`ties.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from gptlab.parallel.pipeline.cutting import Part
 from gptlab.parallel.replicas import Replicas
@@ -100,9 +99,10 @@ class Rows:
         assert work.world.mesh is not None, "a world without groups cannot share weights"
         self.work = work
         mesh = work.world.mesh["replica"]
-        self.shards = [Shards(stage, mesh, work.world.device, work.dtype) for stage in part.stages.values()]
-        for stage in part.stages.values():  # the rows of a pass are gathered once, by its schedule
-            cast(FSDPModule, stage).set_reshard_after_forward(False)
+        self.shards = [
+            Shards(stage, mesh, work.world.device, work.dtype, regather=False)  # once a pass, by its schedule
+            for stage in part.stages.values()
+        ]
         self._of = {name: shards for shards in self.shards for name in shards.parameters}
         self.parameters = {name: shards.parameters[name] for name, shards in self._of.items()}
 
