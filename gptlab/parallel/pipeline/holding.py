@@ -13,12 +13,11 @@ processes (`ties.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from gptlab.parallel.pipeline.cutting import Part
 from gptlab.parallel.replicas import Replicas
@@ -35,9 +34,6 @@ class Holding(Protocol):
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
-
-    def refresh(self) -> None:
-        """Before a forward pass: what follows other weights catches up."""
 
     def finish(self) -> None:
         """Sums the gradients over the replicas. Collective."""
@@ -70,9 +66,6 @@ class Copies:
         """Forgets the gradients."""
         self.replicas.zero_grad()
 
-    def refresh(self) -> None:
-        """Nothing follows other weights: an embedding that is the head too is one module."""
-
     def finish(self) -> None:
         """Sums the gradients over the replicas, after all passes: zero bubble has no backward pass to hook into."""
         self.replicas.finish()
@@ -104,40 +97,24 @@ class Rows:
 
     def __init__(self, part: Part, work: Work) -> None:
         assert work.world.mesh is not None, "a world without groups cannot share weights"
-        ends = [stage for stage in part.stages.values() if stage.first or stage.last]
-        double = len(ends) == 2 and ends[1].lm_head is None
-        if double:  # fully_shard takes a module once
-            with torch.device("meta"):
-                ends[1].wte = nn.Embedding(*ends[0].wte.weight.shape)
         self.work = work
         mesh = work.world.mesh["replica"]
-        self.shards = [Shards(stage, mesh, work.world.device, work.dtype) for stage in part.stages.values()]
-        for stage in part.stages.values():  # the rows of a pass are gathered once, by its schedule
-            cast(FSDPModule, stage).set_reshard_after_forward(False)
-        self._of = {name: shards for shards in reversed(self.shards) for name in shards.parameters}
+        self.shards = [
+            Shards(stage, mesh, work.world.device, work.dtype, regather=False)  # once a pass, by its schedule
+            for stage in part.stages.values()
+        ]
+        self._of = {name: shards for shards in self.shards for name in shards.parameters}
         self.parameters = {name: shards.parameters[name] for name, shards in self._of.items()}
-        self._twin = self.shards[-1].parameters["wte.weight"] if double else None
-        """The rows of the head, where the embedding is on this process as well."""
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
         for shards in self.shards:
             shards.zero_grad()
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """A head follows its embedding on the same process."""
-        if self._twin is not None:
-            self._twin.copy_(self.parameters["wte.weight"])
-
     def finish(self) -> None:
         """Takes over the gradients, which the schedule's last action has summed over the replicas."""
         for shards in self.shards:
             shards.collect_gradients()
-        if self._twin is not None:
-            embedding = self.parameters["wte.weight"].grad
-            assert embedding is not None and self._twin.grad is not None
-            embedding.add_(self._twin.grad)
 
     def squares(self, without: str | None) -> float:
         """Sum of squares over all processes, which have different rows."""

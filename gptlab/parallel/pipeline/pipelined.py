@@ -113,7 +113,6 @@ class Pipelined:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
         work, each = self.work, self.count * self.work.micro_batch_size
         self.held.zero_grad()
-        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
@@ -142,7 +141,7 @@ class Pipelined:
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
 
     def observe(self) -> dict[str, Any] | None:
-        """After step `TIMED` of a process: what the first replica's pipeline did in it and what was to be expected, on the
+        """After step `TIMED` of a process: what the first pipeline did in it and what was to be expected, on the
         main process. Collective."""
         work, spans = self.work, self._spans
         self._spans = None
@@ -183,7 +182,6 @@ class Pipelined:
         pipeline call it alike."""
         config, here = self.work.config, self.work.world.stage
         self._let_go()
-        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
