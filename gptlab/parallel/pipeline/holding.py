@@ -1,7 +1,7 @@
 """How a process holds its stages: whole, as its replicas do too, or some rows of each, the rest being the replicas'.
 
     weights = Copies(part, world)    # or Rows(part, work), for `pp+fsdp`
-    weights.load(initial_weights(config, seed))
+    weights.set(initial_weights(config, seed))
     weights.zero_grad()
     ...                              # all passes of a step, forward and backward
     weights.finish()                 # gradients are now those of all replicas
@@ -41,6 +41,9 @@ class Holding(Protocol):
     def squares(self, without: str | None) -> float:
         """Sum of the squares of the model's gradients but for one, over all stages and rows. Collective."""
 
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes what is this process's of a whole model's weights by name."""
+
     def take(self, whole: Tensor) -> Tensor:
         """What is this process's of a tensor of its stages."""
 
@@ -76,6 +79,13 @@ class Copies:
         total = torch.tensor(squares(own), dtype=torch.float64, device=self.world.device)
         dist.all_reduce(total, group=self._group)
         return float(total.item())
+
+    @torch.no_grad()
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes the weights of its stages."""
+        for name, value in weights:
+            if name in self.parameters:
+                self.parameters[name].copy_(value)
 
     def take(self, whole: Tensor) -> Tensor:
         """All of it."""
@@ -121,6 +131,15 @@ class Rows:
         own = [p.grad for name, p in self.parameters.items() if p.grad is not None and name != without]
         return self.work.world.sum([squares(own)])[0]
 
+    @torch.no_grad()
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes this process's rows of the weights of its stages."""
+        for shards in self.shards:
+            shards.set(())  # what was gathered for an evaluation is let go
+        for name, value in weights:
+            if name in self.parameters:
+                self.parameters[name].copy_(self.take(value))
+
     def take(self, whole: Tensor) -> Tensor:
         """This process's rows."""
         return self.shards[0].take(whole)
@@ -128,11 +147,3 @@ class Rows:
     def gather(self, name: str, mine: Tensor) -> Tensor | None:
         """The rows of all replicas."""
         return self._of[name].gather(name, mine)
-
-
-@torch.no_grad()
-def load(held: Holding, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Takes what is this process's of a whole model's weights by name."""
-    for name, value in weights:
-        if name in held.parameters:
-            held.parameters[name].copy_(held.take(value))

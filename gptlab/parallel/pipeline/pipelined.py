@@ -29,7 +29,7 @@ from gptlab.cuts import layers_of_stages
 from gptlab.model import initial_weights
 from gptlab.optimizer import optimizer_of
 from gptlab.parallel.pipeline.cutting import make_part
-from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
+from gptlab.parallel.pipeline.holding import Copies, Holding, Rows
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
@@ -65,7 +65,7 @@ class Pipelined:
         )  # fmt: skip
         sharded = config.strategy == "pp+fsdp"
         self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
-        load(self.held, initial_weights(config, config.seed))
+        self.held.set(initial_weights(config, config.seed))
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
@@ -247,7 +247,7 @@ class Pipelined:
 
     def load(self, files: Files) -> None:
         """Takes the part of this process's stages."""
-        load(self.held, files[MODEL].items())
+        self.held.set(files[MODEL].items())
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.held.parameters:
