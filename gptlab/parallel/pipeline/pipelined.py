@@ -25,11 +25,12 @@ from torch import Tensor
 from gptlab import counts
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.cuts import layers_of_stages
 from gptlab.model import initial_weights
 from gptlab.optimizer import optimizer_of
 from gptlab.pace import COMMUNICATION
-from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part
-from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
+from gptlab.parallel.pipeline.cutting import make_part
+from gptlab.parallel.pipeline.holding import Copies, Holding, Rows
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
@@ -65,7 +66,7 @@ class Pipelined:
         )  # fmt: skip
         sharded = config.strategy == "pp+fsdp"
         self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
-        load(self.held, initial_weights(config, config.seed))
+        self.held.set(initial_weights(config, config.seed))
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
@@ -113,7 +114,6 @@ class Pipelined:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
         work, each, pace = self.work, self.count * self.work.micro_batch_size, self.work.world.pace
         self.held.zero_grad()
-        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
@@ -186,7 +186,6 @@ class Pipelined:
         pipeline call it alike."""
         config, here = self.work.config, self.work.world.stage
         self._let_go()
-        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
@@ -252,7 +251,7 @@ class Pipelined:
 
     def load(self, files: Files) -> None:
         """Takes the part of this process's stages."""
-        load(self.held, files[MODEL].items())
+        self.held.set(files[MODEL].items())
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.held.parameters:
