@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gptlab.config import ConfigError, did_you_mean
+from gptlab.engineflags import add_engine
 from gptlab.flags import Parser, add_fields
 
 
@@ -34,6 +35,7 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--tune", action="store_true", help="measure first which setting is fastest, and train with it")
     _budget(parser)
     add_fields(parser)
+    add_engine(parser)
 
 
 def _budget(parser: Parser) -> None:
@@ -93,8 +95,9 @@ def _eval(parser: Parser) -> None:
 
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
+    parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
     add_fields(parser, several=True)
+    add_engine(parser)
 
 
 def _runs(parser: Parser) -> None:

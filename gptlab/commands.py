@@ -25,8 +25,10 @@ from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Starts a run, or goes on with one, and waits for it."""
-    from gptlab import launcher
+    """Starts a run, or goes on with one, and waits for it; or prints what an engine would be given."""
+    from gptlab import engineflags, launcher
+    from gptlab.engineflags import engine_given
+    from gptlab.launcher.engines import Kubernetes
 
     given = given_fields(arguments)
     before = 0
@@ -37,14 +39,21 @@ def train(arguments: argparse.Namespace) -> int:
                 f"--resume goes on with the run's own settings: leave out --{extra[0].replace('_', '-')}."
             )
         before = len(Run.open(arguments.resume, arguments.runs_dir).attempts())
-        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if engine is not None and (code := engineflags.show_resumed(engine, arguments)) is not None:
+            return code
+        assert not isinstance(engine, Kubernetes)  # refused
+        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir, engine=engine)
     else:
         config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
         if arguments.tune:
             from gptlab.tuning import tune_aloud
 
             config = tune_aloud(config, arguments.tune_budget)
-        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if isinstance(engine, Kubernetes) or (engine is not None and arguments.dry_run):
+            return engineflags.show(engine, config, arguments)
+        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir, engine=engine)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
         write(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
@@ -142,7 +151,7 @@ def eval(arguments: argparse.Namespace) -> int:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Runs a grid and shows its table while it grows."""
-    from gptlab import sweeps
+    from gptlab import engineflags, sweeps
 
     values = {
         name: list(dict.fromkeys(field_value(name, text) for text in texts))
@@ -152,7 +161,11 @@ def sweep(arguments: argparse.Namespace) -> int:
     base = _base(values, arguments.preset)
     grid = grid or {"n_layer": [base.n_layer]}
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
-    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once)
+    engine = engineflags.sweep_engine(arguments)
+    if engine is not None and arguments.dry_run:
+        write(sweeps.array_script(base, grid, name, arguments.runs_dir, engine, arguments.at_once or 0))
+        return 0
+    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, engine=engine)
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
         _watch_sweep(begun, live, silent=arguments.json)

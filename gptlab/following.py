@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gptlab.runs import Run, is_locked, read_json
+from gptlab.runs import Run, read_json
 
 POLL_S = 0.1
 """Seconds between two looks."""
@@ -30,6 +30,8 @@ class Handle(Protocol):
 
     @property
     def run(self) -> Run: ...
+    @property
+    def is_over(self) -> bool: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
     def wait(self, timeout: float | None = None) -> dict[str, Any]: ...
@@ -45,15 +47,15 @@ def follow(handle: Handle, *, print_lines: bool, attempts_before: int = 0) -> di
     """
     lines = _Lines(handle.run, attempts_before) if print_lines else None
     with interrupts(handle.stop, handle.kill):
-        _watch(handle.run, lines)
+        _watch(handle, lines)
         return handle.wait(timeout=30)
 
 
-def _watch(run: Run, lines: _Lines | None) -> None:
-    """Until the run's lock is free."""
+def _watch(handle: Handle, lines: _Lines | None) -> None:
+    """Until the run is over."""
     with progress_bar() as show:
-        while is_locked(run.path):
-            status = run.status()
+        while not handle.is_over:
+            status = handle.run.status()
             if status.get("state") == "preparing" and "progress" in status:
                 show(status["progress"], str(status.get("message", "")))
             elif lines is not None:

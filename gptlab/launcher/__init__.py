@@ -24,8 +24,9 @@ detached.
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
     preload.py     what the fork server imports
+    engines/       several machines: torchrun, SLURM, Kubernetes, DLRover
 
-Left out on purpose: what a worker does (`worker.py`), several machines.
+Left out on purpose: what a worker does (`worker.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
@@ -40,6 +42,9 @@ from gptlab.launcher.checks import check_devices
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import Run, default_runs_dir
+
+if TYPE_CHECKING:
+    from gptlab.launcher.engines import Engine, Kubernetes, Manifest
 
 __all__ = ["Handle", "launch", "resume", "warm"]
 
@@ -50,25 +55,42 @@ def warm() -> None:
     threading.Thread(target=_look_around, daemon=True).start()
 
 
+@overload
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None, engine: Kubernetes
+) -> Manifest: ...
+@overload
 def launch(
     config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
-    detach: bool = False,
-) -> Handle:  # fmt: skip
+    detach: bool = False, engine: Engine | None = None,
+) -> Handle: ...  # fmt: skip
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    detach: bool = False, engine: Engine | Kubernetes | None = None,
+) -> Handle | Manifest:  # fmt: skip
     """Starts a run in processes of its own (`config.nproc` of them) and returns at once.
 
-    The run lasts no longer than this process, so call `wait()` before leaving, unless it is detached.
+    The run lasts no longer than this process, so call `wait()` before leaving, unless it is detached or SLURM's.
 
     Args:
         name: the run's folder; None makes one up.
         runs_dir: where that folder is made; None takes GPTLAB_RUNS, or `runs`.
         detach: whether the run goes on when this process ends; `gptlab runs stop` ends it then.
+        engine: what starts the processes, as `Slurm(nodes="2")`; None is the warm supervisor of this machine.
+            `Kubernetes` writes manifests, and kubectl starts them.
 
     Raises:
         ConfigError: what cannot work; then nothing was made.
     """
     from gptlab import initial
 
-    prepared = _check(config, Path.cwd())
+    if engine is not None:
+        from gptlab.launcher.engines import Kubernetes, starting
+
+        if isinstance(engine, Kubernetes):
+            return engine.write(config, name, runs_dir)
+        return starting.launch(config, name, runs_dir, engine)
+    prepared = check(config, Path.cwd())
     initial.check(config, Path.cwd())
     if not detach:
         client.supervisor()
@@ -77,15 +99,22 @@ def launch(
     return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
 
 
-def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None, detach: bool = False) -> Handle:
+def resume(
+    name: str, *, runs_dir: str | os.PathLike[str] | None = None, detach: bool = False, engine: Engine | None = None
+) -> Handle:
     """Goes on with a stopped, failed or lost run from its newest good checkpoint, as run.json says; returns at once.
 
     Args:
         detach: whether the run goes on when this process ends.
+        engine: what starts the processes this time; None is the warm supervisor of this machine.
 
     Raises:
         ConfigError: a run that does not exist, is being trained, or is finished.
     """
+    if engine is not None:
+        from gptlab.launcher.engines import starting
+
+        return starting.resume(name, runs_dir, engine)
     run = Run.open(name, runs_dir)
     run = Run(run.path.absolute())
     try:
@@ -102,7 +131,7 @@ def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None, detach:
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
-        prepared = (text is not None and Path(text).is_dir()) or _check(run.config, cwd)
+        prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
         return _start(run, claim, cwd, prepared, detach)
     except BaseException:
         claim.release()
@@ -128,7 +157,7 @@ def _look_around() -> None:
     compile_ahead()
 
 
-def _check(config: TrainConfig, cwd: Path) -> bool:
+def check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
     from gptlab import corpus
 

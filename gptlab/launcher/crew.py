@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.launcher import entry
-from gptlab.launcher.verdict import Failure
+from gptlab.launcher.verdict import ECHO, Failure
 from gptlab.launcher.watch import Stuck, Watch
 from gptlab.recording import RunWriter
 from gptlab.runs import Run, read_json, write_json
@@ -26,8 +25,6 @@ ECHO_S = 0.05
 """How long the others of a lost worker are given: a death is reported a moment after what it causes."""
 LINGER_S = 5.0
 """How long workers may take to leave once the run has its result."""
-_ECHO = re.compile(r"[Cc]onnection|[Pp]eer|[Bb]roken pipe|NCCL|nccl|[Ss]ocket")
-"""Words of an exception whose cause is another rank's end."""
 _forking = threading.Lock()  # multiprocessing's list of children is not made for several threads
 
 
@@ -175,7 +172,7 @@ class Crew:
             )  # fmt: skip
             write_json(place, {**failure.to_dict(), "time": time.time(), "echo": found})
             return failure
-        if found is not None and killed is None and not (silent and _ECHO.search(found["message"])):
+        if found is not None and killed is None and not (silent and ECHO.search(found["message"])):
             return Failure(
                 found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
                 newest, traceback=found["traceback"],

@@ -37,6 +37,11 @@ class Handle:
         """One word: preparing, starting, running, restarting, finished, stopped, failed, diverged or lost."""
         return self.run.state
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is at work on the run any more."""
+        return not is_locked(self.run.path)
+
     def metrics(self) -> list[dict[str, Any]]:
         """A row a step, in order."""
         return self.run.metrics()
