@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptlab import costs, hardware, memory
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.pace import Pace, Pulse
 from gptlab.peaks import Peak
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import Run
@@ -119,6 +120,8 @@ def _run(
     """Trains, and writes down what ended it early."""
     writer = RunWriter(path, attempt)
     trainer = None
+    pace = Pace(rank, world_size)
+    pulse = Pulse(pace, writer.folder)
     try:
         trainer = _prepare(
             path,
@@ -129,6 +132,7 @@ def _run(
             local_size=local_size,
             store=store,
             say=say,
+            pace=pace,
         )
         trainer.resume()
         trainer.run()
@@ -136,11 +140,13 @@ def _run(
     except BaseException as error:
         writer.error(rank, trainer.done if trainer else None, error, traceback.format_exc())
         raise
+    finally:
+        pulse.close()
 
 
 def _prepare(
     path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: Store | None, say: Callable[[str], None],
+    store: Store | None, say: Callable[[str], None], pace: Pace,
 ) -> Trainer:  # fmt: skip
     """Everything before the first step."""
     import torch
@@ -162,7 +168,7 @@ def _prepare(
     device = _device(config, setting.device, local_rank, local_size)
     numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
     attention.check(setting.attention, config, device, numbers)
-    world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
+    world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu, pace=pace)
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None
     memory.reset_peak(setting.device)

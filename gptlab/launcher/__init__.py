@@ -17,6 +17,8 @@ when the supervisor ends, the workers end themselves. A script that wants its ru
     supervisor.py  the process between: commands in, one Job a run
     job.py         one run: prepare its text, attempt after attempt
     crew.py        the workers of one attempt: fork, watch, end
+    watch.py       which worker hangs or was stopped, and its stack
+    checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
     preload.py     what the fork server imports
@@ -32,6 +34,7 @@ from pathlib import Path
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
+from gptlab.launcher.checks import check_devices
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import Run, default_runs_dir
@@ -105,16 +108,9 @@ def _look_around() -> None:
 
 def _check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus, costs, hardware
+    from gptlab import corpus
 
-    device = hardware.likely_device(config.device)
-    own = hardware.distinct_devices(device, config.nproc)
-    if device == "cuda" and own < config.nproc and not config.share_gpu:
-        raise ConfigError(
-            f"nproc {config.nproc} is more than the {own} GPU{'s' if own > 1 else ''} of this machine: "
-            f"use at most {own}, or share_gpu."
-        )
-    costs.check_fits(config, hardware.device_memory(device), sharing=-(-config.nproc // own))
+    check_devices(config)
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
     corpus.check(data, config.tokenizer, config.block_size)

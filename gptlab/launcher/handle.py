@@ -6,7 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from gptlab.runs import Run, is_locked
+from gptlab.config import ConfigError
+from gptlab.runs import ACTIVE, Run, is_locked
 
 if TYPE_CHECKING:
     from gptlab.launcher.client import Client
@@ -54,6 +55,55 @@ class Handle:
         """
         with contextlib.suppress(OSError):  # a dead supervisor has no workers
             self._client.send({"do": "kill", "path": str(self.run.path)})
+
+    def scale(self, workers: int) -> None:
+        """Adds or takes workers while the run goes on; returns at once.
+
+        After the step that is being taken all save together, and so many workers go on from there. The global batch
+        stays what it was, and so does its cut into micro-batches: the workers share them, the first ones one more where
+        they don't come out even.
+
+        Raises:
+            ConfigError: a number that cannot work, or a run that is over.
+        """
+        from gptlab.batches import micro_batches
+        from gptlab.launcher.checks import check_devices
+
+        config = self.run.config
+        wanted = config.replace(nproc=workers, vocab_size=config.vocab_size)
+        check_devices(wanted)
+        size = self.run.info.get("setting", {}).get("micro_batch_size") or config.micro_batch_size
+        pieces = micro_batches(config.global_batch_size, size) if size else workers
+        if workers > pieces:
+            raise ConfigError(
+                f"{workers} workers are more than the {pieces} micro-batches of {size} that a step has: use at most "
+                f"{pieces}, or start a run with a smaller micro_batch_size."
+            )
+        self._order("scale", world_size=workers)
+
+    def kill_worker(self, rank: int) -> None:
+        """Ends one worker with SIGKILL, as a failing machine would: for trying what happens then. Returns at once.
+
+        Raises:
+            ConfigError: there is no such rank, or the run is over.
+        """
+        pids = self.run.status().get("pids", [])
+        if not 0 <= rank < max(1, len(pids)):
+            raise ConfigError(f"There is no rank {rank} in {self.name!r}: choose one from 0 to {len(pids) - 1}.")
+        self._order("kill worker", rank=rank)
+
+    def _order(self, do: str, **what: Any) -> None:
+        """Tells the supervisor."""
+        if self.status not in ACTIVE:
+            raise ConfigError(f"The run {self.name!r} is {self.status}: `gptlab train --resume {self.name}` goes on.")
+        try:
+            self._client.send({"do": do, "path": str(self.run.path), **what})
+        except OSError:
+            raise ConfigError(f"The supervisor of {self.name!r} is gone: resume the run.") from None
+
+    def why(self) -> list[str]:
+        """Why the run is in the state that it is in, in lines for a person."""
+        return self.run.why()
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """Waits until the run is over and its processes are gone. Returns its result.json.
