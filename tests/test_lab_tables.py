@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from labtools import made_run
 
@@ -56,7 +57,8 @@ def test_tiles_tell_the_silent_the_slow_and_the_gone(tmp_path: Path) -> None:
     assert "heartbeat 0.5 s ago, slowest" in text and "heartbeat 20.0 s ago" in text and "no sign yet" in text
     assert "forward 25%, backward 50%, wait 25%" in text and "process 12" in text and "attempt 2, 3 processes" in text
     assert tiles.tiles(run, status | {"state": "lost"}, now=100.0).count("gone<br>") == 3
-    rows = [{"attempt": 1, "world_size": 2, "from_step": 0, "to_step": 30, "error": "rank 1 <lost>", "rank": 1},
+    rows: list[dict[str, Any]] = [
+            {"attempt": 1, "world_size": 2, "from_step": 0, "to_step": 30, "error": "rank 1 <lost>", "rank": 1},
             {"attempt": 2, "world_size": 2, "from_step": 20, "to_step": 50, "recovery_s": 0.512}]  # fmt: skip
     table = tiles.attempts(rows)
     assert "rank 1 &lt;lost&gt;" in table and "0.51 s" in table and "20 to 50" in table
