@@ -209,7 +209,10 @@ def runs(arguments: argparse.Namespace) -> int:
     found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
     for run in found:
         if action == "show":
-            record = {"summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result()}
+            record = {
+                "summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result(),
+                "attempts": run.attempts_table(), "why": run.why(),
+            }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
             if not run.is_active:

@@ -123,11 +123,14 @@ class Handle:
         result = self.run.result()
         if result is not None and result.get("attempt", 0) >= self._attempt:
             return result
-        message = (
-            f"the supervisor of {self.run.name!r} ended before the run: `gptlab.resume` goes on from its checkpoint"
-        )
+        words = self._client.last_words(self.run.path)
         if not self.run.path.exists():
             message = f"the run directory {self.run.path} is gone"
-        elif words := self._client.last_words():
-            message += f"\n{words}"
+        elif self._client.is_alive():
+            message = f"the run directory {self.run.path} could not be written: {words}"
+        else:
+            message = (
+                f"the supervisor of {self.run.name!r} ended before the run: `gptlab.resume` goes on from its checkpoint"
+            )
+            message += f"\n{words}" if words else ""
         return {"status": "lost", "attempt": self._attempt, "message": message}

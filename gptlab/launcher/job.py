@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import socket
+import sys
 import threading
 import traceback
 from multiprocessing.connection import wait
@@ -66,10 +68,13 @@ class Job(threading.Thread):
             if self.prepared or self._prepare():
                 self._attempts()
         except Exception as error:
-            # Of a directory that was deleted nothing is left to say, nor a place to say it.
-            with contextlib.suppress(OSError):
-                text = traceback.format_exc()
+            text = traceback.format_exc()
+            try:
                 self._fail(Failure(None, None, type(error).__name__, str(error), traceback=text), "in the supervisor")
+            except (
+                OSError
+            ) as last:  # the directory was deleted, or became read-only: the client's end still hears of it
+                print(json.dumps({"run": str(self.record.path), "words": f"{last}"}), file=sys.stderr, flush=True)
         finally:
             self.claim.release()
             self._wake.close()
