@@ -118,8 +118,8 @@ def _click(what: str, value: str) -> str:
         "pick": "o.selected=!o.selected",
     }[what]
     code = (
-        f"const v=this.closest('.gptlab-view'),s=v.querySelector('.gptlab-{what} select'),"
-        f"o=[...s.options].find(o=>o.text.trim()==this.dataset.value);"
+        f"const v=this.closest('.gptlab-lab')||this.closest('.gptlab-view'),s=v.querySelector('.gptlab-{what} select'),"
+        f"o=[...s.options].find(o=>o.value==this.dataset.value);"
         f"if(o){{{move};s.dispatchEvent(new Event('change',{{bubbles:true}}))}}"
     )
     said = COLUMNS[value][0] if value in COLUMNS else value
