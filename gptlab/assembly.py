@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from gptlab import compiling
 from gptlab.attention import Attention
 from gptlab.batches import Batches, Tokens
 from gptlab.config import TrainConfig
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
+from gptlab.parallel.pipeline.pipelined import Pipelined
 from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.sharded import Sharded
 from gptlab.parallel.strategy import Strategy, Work
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32
+from gptlab.spread import PIPELINES
 from gptlab.step import TrainStep
 
 
@@ -58,12 +63,26 @@ def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World
         seed=config.seed,
     )  # fmt: skip
     work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
-    model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
-    whole = setting.compile == "step"
-    strategy = Replicated(
-        model, work, callee=compiling.compiled(model, setting.compile), fused=not whole,
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads)
-        if setting.kernels == "native" else None,
-    )  # fmt: skip
-    update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients) if whole else None
+    strategy = _spread(work, setting)
+    update = None
+    if setting.compile == "step":
+        update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients)
     return Parts(strategy, TrainStep(strategy, work, compiled_update=update))
+
+
+def _spread(work: Work, setting: Setting) -> Strategy:
+    """The strategy that the config asks for; in a world of one all are the same."""
+    if work.config.strategy in PIPELINES and work.world.size > 1:
+        return Pipelined(work, attention=setting.attention)
+    if work.config.strategy == "fsdp" and work.world.size > 1:
+        with torch.device("meta"):
+            empty = GPT(work.config, attention=setting.attention)
+        return Sharded(empty, work)
+    model = GPT(work.config, attention=setting.attention, seed=work.config.seed).to(work.world.device)
+    engine = None
+    if setting.kernels == "native":
+        engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
+    return Replicated(
+        model, work, callee=compiling.compiled(model, setting.compile), fused=setting.compile != "step",
+        engine=engine,
+    )  # fmt: skip

@@ -278,9 +278,13 @@ class GPT(nn.Module):
         if self.training and self.config.dropout > 0 and seed is not None:
             _manual_seed(seed + place)
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        """The loss of what the head reads, (B, T, C), in float32. Arguments as for `forward`."""
-        if loss_in_chunks(self.config, targets.numel()):
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str, *, in_chunks: bool = True) -> Tensor:
+        """The loss of what the head reads, (B, T, C), in float32. Arguments as for `forward`.
+
+        Args:
+            in_chunks: whether it may go in chunks, whose gradients cannot be taken one at a time.
+        """
+        if in_chunks and loss_in_chunks(self.config, targets.numel()):
             return head_loss(
                 hidden.flatten(0, 1), self.head, targets.flatten(), vocab_size=self.config.vocab_size,
                 reduction=reduction,

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 PIPELINES = ("pp", "pp+ddp", "pp+fsdp")
 """Strategies with a pipeline."""
+MICRO_BATCH_RULE = (
+    "the largest that leaves a pipeline twice as many micro-batches as stages and that the memory holds; where none "
+    "does, the smallest that its schedule can run"
+)
+"""How `pipeline_micro_batch` chooses, in words for run.json."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,19 @@ def layout(config: TrainConfig, size: int) -> Layout:
     return Layout(stages, per_process, processes, size // processes)
 
 
+def held(name: str, place: Layout, process: int) -> list[int]:
+    """The stages of a process of a pipeline, rising."""
+    if SCHEDULES[name].v_shaped:
+        return [process, place.stages - 1 - process]
+    return list(range(process, place.stages, place.processes))
+
+
+def owners(name: str, place: Layout) -> list[int]:
+    """The process that holds each stage."""
+    where = {stage: process for process in range(place.processes) for stage in held(name, place, process)}
+    return [where[stage] for stage in range(place.stages)]
+
+
 def trouble(name: str, count: int, place: Layout) -> str | None:
     """Why a schedule cannot run `count` micro-batches in one pass; None where it can."""
     rounds = max(1, count // place.processes)
@@ -246,12 +264,42 @@ def _next_batch(config: TrainConfig, size: int, place: Layout) -> int:
     return each * whole
 
 
+def processes(config: TrainConfig, size: int) -> int:
+    """Processes of one replica in a world of some size; a world of one trains plainly, whatever the strategy."""
+    return layout(config, size).processes if size > 1 else 1
+
+
+def check_device(config: TrainConfig, device: str) -> None:
+    """Refuses a strategy that a kind of device cannot do.
+
+    Raises:
+        ConfigError: with those that it can.
+    """
+    if config.strategy != "ddp" and config.nproc > 1 and device == "mps":
+        raise ConfigError(f"strategy {config.strategy} is for CPUs and CUDA, and the device is mps: use ddp, or cpu.")
+
+
 def check(config: TrainConfig) -> None:
     """Refuses what the config alone shows to be impossible.
 
     Raises:
         ConfigError: with the legal values.
     """
+    if config.optimizer == "muon" and config.strategy in ("fsdp", "pp+fsdp"):
+        raise ConfigError(
+            f"optimizer muon works on whole matrices, and strategy {config.strategy} leaves each process rows of them: "
+            f"use adamw, or strategy {'ddp' if config.strategy == 'fsdp' else 'pp+ddp'}."
+        )
+    if config.share_gpu and config.strategy != "ddp":
+        raise ConfigError(
+            f"share_gpu has no way but ddp to share one GPU, and strategy is {config.strategy}: use ddp, or a GPU a "
+            "process."
+        )
+    if config.nproc > config.global_batch_size and config.strategy in ("ddp", "fsdp"):
+        raise ConfigError(
+            f"nproc {config.nproc} is more than the global_batch_size {config.global_batch_size} gives work to: "
+            f"use at most {config.global_batch_size} processes, or a larger batch."
+        )
     if config.strategy not in PIPELINES:
         for name in ("stages", "split", "stages_per_process", "pipeline_micro_batches"):
             if getattr(config, name):
@@ -267,3 +315,21 @@ def check(config: TrainConfig) -> None:
         passes(config, config.micro_batch_size, place)
     else:
         pipeline_micro_batch(config, config.global_batch_size, place)
+
+
+def in_flight(name: str, place: Layout, process: int, count: int) -> int:
+    """Most forward passes, of a micro-batch through a stage of a process, that wait for their backward pass at once.
+
+    gpipe and looped_bfs go all the way forward first. The others go as far ahead as the stages behind need
+    (Narayanan et al. 2021, section 2.2), and zero bubble as far again, for weights that wait for theirs; those in a V
+    hold two passes a process (Qi et al. 2024, section 4).
+    """
+    P, v = place.processes, place.per_process
+    ahead = {
+        "1f1b": P - process,
+        "interleaved_1f1b": 2 * (P - process - 1) + (v - 1) * P + 1,
+        "zero_bubble": 2 * (P - process - 1) + (v - 1) * P + 1 + P,
+        "zbv": 2 * P,
+        "dualpipev": 2 * P + 1,
+    }.get(name, count * v)
+    return min(ahead, count * v)

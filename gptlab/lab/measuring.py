@@ -43,7 +43,7 @@ class Meter:
             if cell.config is None:
                 continue
             device = hardware.likely_device(cell.config.device)
-            dtype, _ = hardware.resolve_dtype(cell.config.dtype, device, cell.config.n_embd)
+            dtype, _ = hardware.resolve_dtype(cell.config.dtype, device, cell.config)
             key = f"{device} {dtype}"
             if key not in self._asked and hardware.rates(device, dtype, measure=False) is None:
                 self._asked.add(key)

@@ -84,6 +84,9 @@ class Replicated:
             loss: Tensor = self.part(ids, targets, reduction="sum")
         return loss
 
+    def observe(self) -> None:
+        """Nothing that the metrics do not say."""
+
     def gather(self) -> Files | None:
         """The training state itself, on the main process."""
         return checkpoint.tensors(self.part, self.optimizer) if self.work.world.is_main else None

@@ -2,8 +2,8 @@
 
     >>> from gptlab.presets import preset
     >>> from gptlab.parallel.pipeline.cutting import layers_of_stages
-    >>> layers_of_stages(preset("gpt2"), stages=3)    # the head costs as much as five blocks and a half
-    [range(0, 6), range(6, 12), range(12, 12)]
+    >>> layers_of_stages(preset("gpt2"), stages=3)    # the head costs as much as four blocks and a half
+    [range(0, 5), range(5, 11), range(11, 12)]
 
 By hand (`split`), or into stages whose dearest is as cheap as can be. A stage is a GPT with parts missing: what it does
 is written once, in `model.py`, and its parameters bear the whole model's names.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from gptlab.attention import Attention
 from gptlab.config import GPTConfig
 from gptlab.counts import attention_flops_per_token, block_shapes
-from gptlab.model import GPT, initialise
+from gptlab.model import GPT
 from gptlab.precision import precision
 from gptlab.spread import cut_places, split_points
 
@@ -77,27 +78,29 @@ class Stage(GPT):
     """A stage of a GPT: some blocks, and the embedding or the head where it is the first or the last.
 
     Args:
-        whole: the model that it is cut from, which shares its modules with it.
+        whole: the model that it is cut from; they share modules.
         layers: its blocks.
         dtype: what it computes in (`precision.py`).
+        in_chunks: whether the loss may go in chunks.
     """
 
-    def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool, dtype: str = "float32") -> None:
+    def __init__(
+        self, whole: GPT, layers: range, *, first: bool, last: bool, dtype: str = "float32", in_chunks: bool = True
+    ) -> None:
         nn.Module.__init__(self)
-        self.config, self.attention, self.first, self.last, self.dtype = (
-            whole.config, whole.attention, first, last, dtype,
-        )  # fmt: skip
-        self.layers = layers
+        self.config, self.attention = whole.config, whole.attention
+        self.layers, self.first, self.last, self.dtype, self.in_chunks = layers, first, last, dtype, in_chunks
         if first or (last and whole.lm_head is None):
             self.wte = whole.wte
         self.wpe = whole.wpe if first else None
         self.h = nn.ModuleDict({str(layer): whole.h[layer] for layer in layers})  # type: ignore[assignment]
-        self.ln_f = whole.ln_f if last else nn.Identity()
+        if last:
+            self.ln_f = whole.ln_f
         self.lm_head = whole.lm_head if last else None
-        self.in_chunks = True
-        self.dropout_seed: int | None = None
 
-    def forward(self, x: Tensor, *, ids: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: Tensor, *, ids: Tensor, targets: Tensor, dropout_seed: int | None = None
+    ) -> Tensor:
         """What the next stage reads, (B, T, C) float32; from the last one the sum of losses in nats, (1,) float32.
 
         Args:
@@ -108,11 +111,9 @@ class Stage(GPT):
         positions = torch.arange(ids.size(1), device=ids.device)  # (T,)
         with precision(ids.device, self.dtype):
             if self.first:
-                x = self.embed(ids, positions, self.dropout_seed)
-            x = self.through(self.blocks(), x, ids, positions, self.dropout_seed)
-            if not self.last:
-                return x
-            return self.loss(self.ln_f(x), targets, "sum", in_chunks=self.in_chunks).view(1)
+                x = self.embed(ids, positions, dropout_seed)
+            x = self.through(self.blocks(), x, ids, positions, dropout_seed)
+            return self.loss(self.ln_f(x), targets, "sum", in_chunks=self.in_chunks).view(1) if self.last else x
 
     def blocks(self) -> Iterator[tuple[int, nn.Module]]:
         """Its blocks, each with its layer."""
@@ -123,34 +124,39 @@ class Part(nn.Module):
     """The stages that a process holds, as one module whose parameters are named as in the whole model.
 
     Args:
-        whole: a model on the meta device; the stages' modules are taken from it.
-        numbers: the stages by number, each with its blocks.
-        count: stages of the whole pipeline.
+        stages: by number, rising. An embedding that is the head too is one module to both of them.
     """
 
-    def __init__(self, whole: GPT, numbers: dict[int, range], count: int, *, dtype: str) -> None:
+    def __init__(self, stages: dict[int, Stage]) -> None:
         super().__init__()
-        self.stages = {
-            number: Stage(whole, layers, first=number == 0, last=number == count - 1, dtype=dtype)
-            for number, layers in numbers.items()
-        }
-        for stage in self.stages.values():
+        self.stages = stages
+        for stage in stages.values():
             for name, module in stage.named_children():
-                if name == "h":
-                    continue
-                self.add_module(name, module)
-        blocks = {str(layer): block for stage in self.stages.values() for layer, block in stage.blocks()}
-        self.h = nn.ModuleDict(blocks)
+                if name != "h":
+                    self.add_module(name, module)
+        self.h = nn.ModuleDict({str(layer): block for stage in stages.values() for layer, block in stage.blocks()})
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or evaluation, of the stages too."""
+        for stage in self.stages.values():
+            stage.train(mode)
+        return super().train(mode)
 
 
 def make_part(
-    config: GPTConfig, numbers: dict[int, range], count: int, *, attention: Attention, seed: int, dtype: str,
-    device: torch.device,
-) -> Part:  # fmt: skip
-    """A process's stages with the weights that the whole model would begin with; the rest never takes memory."""
+    config: GPTConfig, numbers: dict[int, range], count: int, *, attention: Attention, dtype: str, in_chunks: bool
+) -> Part:
+    """A process's stages on the meta device, cut from a model that never takes memory.
+
+    Args:
+        numbers: the stages by number, each with its blocks.
+        count: stages of the whole pipeline.
+    """
     with torch.device("meta"):
         whole = GPT(config, attention=attention)
-    part = Part(whole, numbers, count, dtype=dtype)
-    part.to_empty(device="cpu")  # whole shares its modules
-    initialise(whole, seed)
-    return part.to(device)
+    return Part({
+        number: Stage(
+            whole, numbers[number], first=number == 0, last=number == count - 1, dtype=dtype, in_chunks=in_chunks
+        )
+        for number in sorted(numbers)
+    })  # fmt: skip
