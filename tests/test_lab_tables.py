@@ -27,7 +27,7 @@ def test_table_sorts_and_says_so(tmp_path: Path) -> None:
     assert [row["name"] for row in tables.ordered(rows, "mfu", descending=True)] == ["a", "b"], "no value comes last"
     text = tables.table(rows, {}, sorted_by="loss", descending=True, picked=["b"], clickable=True)
     assert 'aria-sort="descending"' in text and text.count('aria-selected="true"') == 1
-    assert 'data-value="b"' in text and "onpointerdown" in text
+    assert 'data-pick="b"' in text and 'data-sort="val. loss"' in text and text.count("onpointerdown") == 1
     assert "onpointerdown" not in tables.table(rows, {})
 
 
