@@ -141,7 +141,7 @@ class Pipelined:
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
 
     def observe(self) -> dict[str, Any] | None:
-        """After step `TIMED` of a process: what the first replica's pipeline did in it and what was to be expected, on the
+        """After step `TIMED` of a process: what the first pipeline did in it and what was to be expected, on the
         main process. Collective."""
         work, spans = self.work, self._spans
         self._spans = None
