@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,11 +76,6 @@ def test_runs_watch_follows_to_the_end_in_lines_where_no_terminal_is(
 
 
 def test_train_shows_a_live_table_under_its_lines_in_a_terminal(tmp_path: Path, tinytext: Path) -> None:
-    import os
-    import pty
-    import subprocess
-    import sys
-
     ours, theirs = pty.openpty()
     command = ["train", "--n-layer", "1", "--n-head", "1", "--n-embd", "32", "--block-size", "16", "--max-iters", "30",
                "--data", str(tinytext), "--eval-iters", "1", "--runs-dir", str(tmp_path), "--name", "seen"]  # fmt: skip
@@ -82,12 +84,13 @@ def test_train_shows_a_live_table_under_its_lines_in_a_terminal(tmp_path: Path, 
         [sys.executable, "-m", "gptlab.cli", *command], stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
-    said = b""
-    try:
-        while part := os.read(ours, 65536):
-            said += part
-    except OSError:  # the other end is closed
-        pass
+    said, deadline = b"", time.monotonic() + 240
+    with contextlib.suppress(OSError):  # the other end is closed
+        while process.poll() is None or select.select([ours], [], [], 0.0)[0]:
+            if select.select([ours], [], [], 0.5)[0]:
+                said += os.read(ours, 65536)
+            if time.monotonic() > deadline:
+                process.kill()
     os.close(ours)
     assert process.wait(60) == 0
     text = said.decode(errors="replace")
