@@ -101,8 +101,10 @@ def _sweep(parser: Parser) -> None:
 
 
 def _runs(parser: Parser) -> None:
-    parser.add_argument("action", nargs="?", default="list", metavar="list|show|stop|rm", help="what to do [list]")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to show, stop or remove")
+    parser.add_argument(
+        "action", nargs="?", default="list", metavar="list|watch|show|stop|rm", help="what to do [list]"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to watch, show, stop or remove")
     _place(parser)
 
 
@@ -161,7 +163,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "sample": ("Let a run's newest checkpoint continue a text.", _sample),
     "eval": ("Loss, perplexity and bits per byte of a run's newest checkpoint, over a whole split or a file.", _eval),
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
-    "runs": ("List runs; show, stop or remove some.", _runs),
+    "runs": ("List runs; watch, show, stop or remove some.", _runs),
     "pipeline": ("What a run's pipeline did in one step, beside what was predicted of it.", _pipeline),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),

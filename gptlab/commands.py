@@ -21,6 +21,7 @@ from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
 from gptlab.timelines import pipeline as pipeline
+from gptlab.watching import watch_runs, watch_sweep
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
 
@@ -168,7 +169,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, engine=engine)
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
-        _watch_sweep(begun, live, silent=arguments.json)
+        watch_sweep(begun, live=live, silent=arguments.json)
     rows = begun.rows()
     if arguments.json:
         write(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
@@ -199,39 +200,12 @@ def _leave() -> None:
     raise KeyboardInterrupt
 
 
-def _watch_sweep(begun: Any, live: bool, *, silent: bool) -> None:
-    """Until its queue is empty: a table that is drawn anew, or a line whenever a run has changed its state."""
-    if live:
-        from rich.live import Live
-
-        from gptlab.wording import table
-
-        with Live(refresh_per_second=2) as screen:
-            ended = False
-            while not ended:
-                ended = begun.wait(0.5)
-                rows = begun.rows()
-                screen.update(table(sweep_columns(rows, narrow=True), rows))
-        return
-    told: dict[str, str] = {}
-    ended = False
-    while not ended:
-        ended = begun.wait(0.5)
-        for row in begun.rows():
-            if told.get(row["name"]) != row["state"] and not silent and row["state"] != "waiting":
-                told[row["name"]] = row["state"]
-                loss = f", val loss {row['val_loss']:.4f}" if row["val_loss"] is not None else ""
-                print(
-                    f"{row['name']}: {row['state']}{loss}" + (f": {row['reason']}" if row["reason"] else ""), flush=True
-                )
-
-
 def runs(arguments: argparse.Namespace) -> int:
-    """Lists, shows, stops or removes runs."""
-    actions = ("list", "show", "stop", "rm")
+    """Lists, watches, shows, stops or removes runs."""
+    actions = ("list", "watch", "show", "stop", "rm")
     action = arguments.action
     if action not in actions:
-        raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose list, show, stop or rm.")
+        raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose one of {', '.join(actions)}.")
     if action == "list":
         rows = [_summary(run) for run in list_runs(arguments.runs_dir)]
         if arguments.json:
@@ -241,12 +215,18 @@ def runs(arguments: argparse.Namespace) -> int:
         else:
             print("no runs yet: `gptlab train --preset tiny` starts one")
         return 0
+    if action == "watch":
+        watch_runs(arguments.runs_dir, arguments.names)
+        return 0
     if not arguments.names:
         raise ConfigError(f"`gptlab runs {action}` needs a run's name: `gptlab runs` lists them.")
     found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
     for run in found:
         if action == "show":
-            record = {"summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result()}
+            record = {
+                "summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result(),
+                "attempts": run.attempts_table(), "why": run.why(),
+            }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
             if not run.is_active:

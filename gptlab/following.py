@@ -3,7 +3,7 @@
     >>> from gptlab.following import follow  # doctest: +SKIP
     >>> follow(gptlab.launch(config), print_lines=True)["status"]
 
-Everything is read from the run directory. Left out on purpose: starting runs (`launcher/`).
+Everything is read from the run directory. Left out on purpose: starting runs (`launcher/`), the tables (`watching.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gptlab.runs import Run, read_json
+from gptlab.watching import run_table, screen
 
 POLL_S = 0.1
 """Seconds between two looks."""
+TABLE_S = 0.5
+"""Seconds between two pictures of the table under the lines."""
 REPEAT_S = 0.1
 """Two signals closer than that are one wish: `timeout` signals a process and its group."""
 
@@ -52,15 +55,24 @@ def follow(handle: Handle, *, print_lines: bool, attempts_before: int = 0) -> di
 
 
 def _watch(handle: Handle, lines: _Lines | None) -> None:
-    """Until the run is over."""
-    with progress_bar() as show:
+    """Until the run is over. In a terminal a table with a bar and the time left stands under the lines."""
+    run = handle.run
+    with progress_bar() as show, contextlib.ExitStack() as stack:
+        table: Callable[[Any], None] | None = None
+        drawn = 0.0
         while not handle.is_over:
-            status = handle.run.status()
+            status = run.status()
             if status.get("state") == "preparing" and "progress" in status:
                 show(status["progress"], str(status.get("message", "")))
             elif lines is not None:
                 lines.print_new()
+                if sys.stdout.isatty() and time.monotonic() - drawn > TABLE_S:
+                    drawn = time.monotonic()
+                    table = table or stack.enter_context(screen())
+                    table(run_table(run) or "")
             time.sleep(POLL_S)
+        if table is not None:
+            table(run_table(run) or "")
     if lines is not None:
         lines.print_new()
 

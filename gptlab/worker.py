@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptlab import costs, hardware, joining, memory, spread
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.pace import Pace, Pulse
 from gptlab.peaks import Peak
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import Run
@@ -144,6 +145,8 @@ def _run(
     """Trains, and writes down what ended it early."""
     writer = RunWriter(path, attempt)
     trainer = None
+    pace = Pace(rank, world_size)
+    pulse = Pulse(pace, writer.folder)
     try:
         trainer = _prepare(
             path,
@@ -154,6 +157,7 @@ def _run(
             local_size=local_size,
             store=store,
             say=say,
+            pace=pace,
         )
         trainer.resume()
         trainer.run()
@@ -161,11 +165,13 @@ def _run(
     except BaseException as error:
         writer.error(rank, trainer.done if trainer else None, error, traceback.format_exc())
         raise
+    finally:
+        pulse.close()
 
 
 def _prepare(
     path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: Store | None, say: Callable[[str], None],
+    store: Store | None, say: Callable[[str], None], pace: Pace,
 ) -> Trainer:  # fmt: skip
     """Everything before the first step."""
     import torch
@@ -190,7 +196,7 @@ def _prepare(
     attention.check(setting.attention, config, device, numbers)
     world = connect(
         rank, world_size, device, store, shared_gpu=config.share_gpu, stages=spread.processes(config, world_size),
-        groups=config.strategy != "ddp",
+        groups=config.strategy != "ddp", pace=pace,
     )  # fmt: skip
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None

@@ -176,7 +176,9 @@ def test_an_error_that_comes_again_ends_the_job(cluster: None, tinytext: Path, t
     shutil.copy(tinytext, text)
     handle = gptlab.launch(small(text), name="far", engine=Slurm())
     subprocess.run(["scontrol", "hold", handle.job], check=False)  # type: ignore[attr-defined]
-    result = handle.wait(WAIT_S) if text.unlink() is None and not _release(handle) else {}
+    text.unlink()
+    _release(handle)
+    result = handle.wait(WAIT_S)
     assert result["status"] == "failed" and "gone.txt" in result["message"]
     assert queue.state(handle.job) == "FAILED"  # type: ignore[attr-defined]
 

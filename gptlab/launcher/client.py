@@ -124,10 +124,21 @@ class Client:
             self.process.kill()  # its workers see that
             self._watch.join()
 
-    def last_words(self) -> str:
-        """After its death: the end of the supervisor's own log, which is empty unless something went wrong there."""
-        self._watch.join(1)
-        return self._last_words
+    def last_words(self, path: Path) -> str:
+        """What the supervisor could not write into a run's directory; after its own death, the end of its own log.
+
+        Either is empty unless something went wrong.
+        """
+        if not self.is_alive():
+            self._watch.join(1)
+            return self._last_words
+        with contextlib.suppress(OSError):
+            for line in reversed((self.folder / "supervisor.log").read_text(errors="replace").splitlines()):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    said = json.loads(line)
+                    if said["run"] == str(path):
+                        return str(said["words"])
+        return ""
 
 
 def environment() -> dict[str, str]:
