@@ -144,7 +144,7 @@ def final(run: Run) -> tuple[list[float], bytes, bytes]:
     last = run.checkpoints()[-1]
     assert last.name == "step-00000030"
     losses = [row["loss"] for row in run.metrics() if "loss" in row]
-    return losses, *((last / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
+    return losses, (last / "model.safetensors").read_bytes(), (last / "optimizer.safetensors").read_bytes()
 
 
 def steps(run: Run) -> int:
