@@ -58,6 +58,13 @@ class EngineHandle(Handle):
         message = f"{self.run.name!r} ended without a result: `gptlab train --resume` goes on from its checkpoint"
         return {"status": "lost", "attempt": self._attempt, "message": f"{message}\n{words}".strip()}
 
+    def _ask(self, do: str, **what: Any) -> None:
+        """What only the warm supervisor can do is refused."""
+        raise ConfigError(
+            f"{do!r} is for runs under this machine's own supervisor, and {self.run.name!r} is not one: start its engine "
+            "with other numbers, and resume."
+        )
+
 
 class AgentHandle(EngineHandle):
     """A run under an agent that is a child of this process."""
