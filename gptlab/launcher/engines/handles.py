@@ -61,8 +61,8 @@ class EngineHandle(Handle):
     def _ask(self, do: str, **what: Any) -> None:
         """What only the warm supervisor can do is refused."""
         raise ConfigError(
-            f"{do!r} is for runs under this machine's own supervisor, and {self.run.name!r} is not one: start its engine "
-            "with other numbers, and resume."
+            f"{do!r} is for runs under this machine's own supervisor, and {self.run.name!r} is not one: start its "
+            "engine with other numbers, and resume."
         )
 
 
