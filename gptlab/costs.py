@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Parameters", "activation_bytes", "attention_flops_per_token", "check_fits", "choose_micro_batch", "cost",
-    "flops_per_token", "matmul_parameters", "mfu", "parameters", "peak_bytes", "state_bytes", "step_seconds",
-    "traffic_bytes_per_token", "update_bytes",
+    "flops_per_token", "matmul_parameters", "mfu", "parameters", "peak_bytes", "state_bytes", "step_parts",
+    "step_seconds", "traffic_bytes_per_token", "update_bytes",
 ]  # fmt: skip
 
 USABLE_MEMORY = 0.9
@@ -262,7 +262,14 @@ def update_bytes(config: GPTConfig) -> int:
 def step_seconds(
     config: TrainConfig, rates: Rates, *, micro_batch_size: int, dtype: str = "float32", devices: int = 1
 ) -> float:
-    """Predicted seconds of an optimizer step: a roofline without overlap (Williams et al. 2009).
+    """Predicted seconds of an optimizer step: the sum of `step_parts`."""
+    return sum(step_parts(config, rates, micro_batch_size=micro_batch_size, dtype=dtype, devices=devices).values())
+
+
+def step_parts(
+    config: TrainConfig, rates: Rates, *, micro_batch_size: int, dtype: str = "float32", devices: int = 1
+) -> dict[str, float]:
+    """Predicted seconds of a step's parts: a roofline without overlap (Williams et al. 2009).
 
     Products, attention, what lies between them, and the update of the weights, each at its own measured rate. Nothing
     is counted for communication or for starting an operation, so it is a floor, close where operations are long.
@@ -278,12 +285,13 @@ def step_seconds(
     casts = micro_batches * 12 * matmul_parameters(config) if _width(dtype) == 2 else 0
     # From the second micro-batch on, gradients are added: two reads and a write.
     in_place = update_bytes(config) + (micro_batches - 1) * 12 * parameters(config).allocated
-    return (
-        tokens * 6 * matmul_parameters(config) / rates.matmul_flops
-        + tokens * attention_flops_per_token(config) / rates.attention_flops
-        + (tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts) / rates.elementwise_bytes_per_s
-        + in_place / rates.copy_bytes_per_s
-    )
+    between = tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts
+    return {
+        "products": tokens * 6 * matmul_parameters(config) / rates.matmul_flops,
+        "attention": tokens * attention_flops_per_token(config) / rates.attention_flops,
+        "between": between / rates.elementwise_bytes_per_s,
+        "update": in_place / rates.copy_bytes_per_s,
+    }
 
 
 def cost(config: TrainConfig) -> dict[str, Any]:

@@ -49,24 +49,42 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
     Raises:
         ConfigError: a field that does not exist, or one without values. A combination that cannot be is no error.
     """
-    known = [field.name for field in dataclasses.fields(TrainConfig)]
     axes: dict[str, list[Any]] = {}
     for field, wanted in grid.items():
-        if field not in known:
-            raise ConfigError(f"There is no setting {field!r}{did_you_mean(field, known)} to sweep over.")
+        _check_field(field)
         axes[field] = list(dict.fromkeys([wanted] if isinstance(wanted, str) else wanted))
         if not axes[field]:
             raise ConfigError(f"The sweep's {field} has no values: give at least one.")
+    return listed(base, [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())])
+
+
+def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> list[Cell]:
+    """A cell for each row of values over a base: what no grid can say, such as fields that follow from one another.
+
+    Args:
+        names: of the cells' runs; made up from the values without.
+
+    Raises:
+        ConfigError: a field that does not exist. A row that cannot be is no error.
+    """
     found = []
-    for combination in itertools.product(*axes.values()):
-        values = dict(zip(axes, combination, strict=True))
+    for index, row in enumerate(rows):
+        values = dict(row)
+        for field in values:
+            _check_field(field)
         shape = {field: values.get(field, getattr(base, field)) for field in SHAPE}
-        name = _cell_name(shape, values)
+        name = names[index] if names else _cell_name(shape, values)
         try:
             found.append(Cell(name, values, shape, base.replace(**values)))
         except ConfigError as error:
             found.append(Cell(name, values, shape, None, str(error)))
     return found
+
+
+def _check_field(field: str) -> None:
+    known = [one.name for one in dataclasses.fields(TrainConfig)]
+    if field not in known:
+        raise ConfigError(f"There is no setting {field!r}{did_you_mean(field, known)} to sweep over.")
 
 
 def _cell_name(shape: dict[str, int], values: dict[str, Any]) -> str:
