@@ -64,7 +64,7 @@ def test_one_variable_at_a_time(variable: str) -> None:
         found = scaling.fit({variable: x}, loss, draws=150)
         low, high = found.intervals[list(found.values)[2]]
         hits += low <= 0.3 <= high
-    assert list(found.values)[0] == "E" and found.law.startswith(f"L({variable}) = E + ")
+    assert next(iter(found.values)) == "E" and found.law.startswith(f"L({variable}) = E + ")
     assert hits >= 44
 
 

@@ -6,8 +6,8 @@
 Intervals are percentiles over refits to new tables, each made of the fitted losses and residuals drawn anew (Davison
 and Hinkley 1997, chapter 6). The draw is smoothed (Silverman and Young 1987): a fit by nearly absolute values passes
 through as many runs as it has parameters, and the zeros among its residuals would make it look surer than it is. A
-prediction's interval holds one run's own scatter too. A table is refused where its runs are too few, its variables do not vary or move together, or the
-interval of an exponent comes out so wide that the number would say nothing.
+prediction's interval holds one run's own scatter too. A table is refused where its runs are too few, its variables do
+not vary or move together, or the interval of an exponent comes out so wide that the number would say nothing.
 
 Left out on purpose: the solver (`laws.py`), parabolas (`isoflop.py`).
 """
