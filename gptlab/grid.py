@@ -55,7 +55,9 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
         axes[field] = list(dict.fromkeys([wanted] if isinstance(wanted, str) else wanted))
         if not axes[field]:
             raise ConfigError(f"The sweep's {field} has no values: give at least one.")
-    return listed(base, [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())])
+    rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    shapes = [{field: row.get(field, getattr(base, field)) for field in SHAPE} for row in rows]
+    return listed(base, rows, [_cell_name(shape, row) for shape, row in zip(shapes, rows, strict=True)])
 
 
 def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> list[Cell]:
@@ -67,18 +69,34 @@ def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence
     Raises:
         ConfigError: a field that does not exist. A row that cannot be is no error.
     """
+    if names is None:
+        names = _row_names(base, rows)
     found = []
-    for index, row in enumerate(rows):
+    for name, row in zip(names, rows, strict=True):
         values = dict(row)
         for field in values:
             _check_field(field)
         shape = {field: values.get(field, getattr(base, field)) for field in SHAPE}
-        name = names[index] if names else _cell_name(shape, values)
         try:
             found.append(Cell(name, values, shape, base.replace(**values)))
         except ConfigError as error:
             found.append(Cell(name, values, shape, None, str(error)))
     return found
+
+
+def _row_names(base: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Short names where shape, steps and seed tell rows apart; else names that say every value."""
+    names = []
+    for short in (True, False):
+        names = []
+        for row in rows:
+            shape = {field: row.get(field, getattr(base, field)) for field in SHAPE}
+            names.append(
+                _cell_name(shape, {name: row[name] for name in ("max_iters", "seed") if name in row} if short else row)
+            )
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def _check_field(field: str) -> None:
@@ -87,7 +105,7 @@ def _check_field(field: str) -> None:
         raise ConfigError(f"There is no setting {field!r}{did_you_mean(field, known)} to sweep over.")
 
 
-def _cell_name(shape: dict[str, int], values: dict[str, Any]) -> str:
+def _cell_name(shape: Mapping[str, int], values: Mapping[str, Any]) -> str:
     """The shape, then what else the grid sets: 4x4x128, or 4x4x128-seed=2."""
     parts = ["x".join(map(str, shape.values()))]
     parts += [f"{field}={value}" for field, value in values.items() if field not in SHAPE]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOPs)"}
-_MARKS = "osD^vP*X"
+HELD = COLOURS[7]
+"""The run that a fit has not seen."""
+_MARKS = "osD^vPpX"
 
 
 def law(fit: Fit, columns: Mapping[str, np.ndarray], loss: np.ndarray, *, held: Mapping[str, Any] | None = None,
@@ -57,7 +59,7 @@ def law(fit: Fit, columns: Mapping[str, np.ndarray], loss: np.ndarray, *, held: 
             _star(left, fit, held, over, xs)
         left.set_title("loss (nats per token) and the fitted law", loc="left")
         left.set_xlabel(MEANING.get(over, over))
-        _logs(left, "xy")
+        decades(left, "xy")
         left.legend(frameon=False)
         right.axhline(0, color=COLOURS[0], linewidth=1)
         fitted = np.exp(np.log(loss) - fit.residuals)
@@ -73,13 +75,13 @@ def _star(axes: Axes, fit: Fit, held: Mapping[str, Any], over: str, xs: np.ndarr
 
     at = {name: np.array([float(held[name])]) for name in fit.variables}
     low, high = fit.interval(at)[0]
-    predicted, colour = fit.predict(at)[0], COLOURS[3]
+    predicted, colour = fit.predict(at)[0], HELD
     if len(fit.variables) > 1:
         curve = {name: np.full_like(xs, float(held[name])) for name in fit.variables} | {over: xs}
         axes.plot(xs, fit.predict(curve), color=colour, linewidth=1.2, linestyle=(0, (4, 2)))
     axes.errorbar(at[over], [predicted], yerr=[[predicted - low], [high - predicted]], fmt="_", color=colour,
                   capsize=4, markersize=12, label="predicted, 95 % interval")  # fmt: skip
-    axes.plot(at[over], [held["loss"]], "*", color=colour, markersize=13, label="measured, not in the fit")
+    axes.plot(at[over], [held["loss"]], "*", color=colour, markersize=14, label="measured, not in the fit")
 
 
 def parabolas(found: IsoFlop, n: np.ndarray, loss: np.ndarray, *, width: float = 10.0, height: float = 4.2) -> Figure:
@@ -112,8 +114,8 @@ def parabolas(found: IsoFlop, n: np.ndarray, loss: np.ndarray, *, width: float =
         low, high = found.interval
         right.set_title(f"best size: N grows as C^{found.exponent:.2f} (95 %: {low:.2f} to {high:.2f})", loc="left")
         right.set_xlabel(MEANING["C"])
-        _logs(left, "x")
-        _logs(right, "xy")
+        decades(left, "x")
+        decades(right, "xy")
     return figure
 
 
@@ -150,10 +152,10 @@ def frontier(fit: Fit, compute: Sequence[float], runs: Mapping[str, np.ndarray],
         left.plot(
             6 * runs["N"] * runs["D"], runs["loss"], "o", color=COLOURS[2], markersize=4.5, label="runs of the fit"
         )
-        left.axhline(fit.values["E"], color=COLOURS[7], linewidth=1, linestyle=(0, (4, 2)), label="E: what stays")
+        left.axhline(fit.values["E"], color=COLOURS[6], linewidth=1, linestyle=(0, (4, 2)), label="E: what stays")
         if held:
             spent = 6 * held["N"] * held["D"]
-            left.plot([spent], [held["loss"]], "*", color=COLOURS[3], markersize=13, label="held back, measured")
+            left.plot([spent], [held["loss"]], "*", color=HELD, markersize=14, label="held back, measured")
         left.set_title("loss (nats per token)", loc="left")
         left.set_xlabel(MEANING["C"])
         left.legend(frameon=False)
@@ -162,8 +164,8 @@ def frontier(fit: Fit, compute: Sequence[float], runs: Mapping[str, np.ndarray],
         right.set_title("the best split of the compute", loc="left")
         right.set_xlabel(MEANING["C"])
         right.legend(frameon=False)
-        _logs(left, "x")
-        _logs(right, "xy")
+        decades(left, "x")
+        decades(right, "xy")
     return figure
 
 
@@ -175,7 +177,7 @@ def _panels(figure: Figure, ratios: tuple[float, float]) -> tuple[Axes, Axes]:
     return figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
 
 
-def _logs(axes: Axes, which: str) -> None:
+def decades(axes: Axes, which: str) -> None:
     """Logarithmic axes whose ticks are numbers that one reads aloud: 1, 2 and 5 of each decade, fewer over many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 

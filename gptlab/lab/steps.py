@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from gptlab.breakdown import PARTS, Step
 from gptlab.lab.figures import COLOURS
-from gptlab.lab.rendering import INK, canvas, settings
+from gptlab.lab.plots import decades
+from gptlab.lab.rendering import canvas, settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +47,7 @@ def bars(measured: Mapping[str, Step], *, predicted: bool = True, width: float =
     with matplotlib.rc_context(settings()):
         figure = canvas(width, 0.95 + 0.36 * rows + 0.12 * len(measured), "where the time of a step goes")
         height = figure.get_size_inches()[1]
-        axes = figure.add_axes((0.185, 0.5 / height, 0.60, 1 - 0.85 / height))
+        axes = figure.add_axes((0.185, 0.5 / height, 0.57, 1 - 0.75 / height))
         axes.grid(False, axis="y")
         place, places, names = 0.0, [], []
         drawn: dict[str, object] = {}
@@ -79,7 +80,7 @@ def bars(measured: Mapping[str, Step], *, predicted: bool = True, width: float =
         axes.set_xlabel("milliseconds a step")
         order = [part for part in WORDS if part in drawn]
         figure.legend([drawn[part] for part in order], [WORDS[part] for part in order], loc="upper left",
-                      bbox_to_anchor=(0.79, 1 - 0.3 / height), frameon=False)  # fmt: skip
+                      bbox_to_anchor=(0.765, 1 - 0.2 / height), frameon=False)  # fmt: skip
     return figure
 
 
@@ -99,25 +100,23 @@ def roofline(measured: Mapping[str, Step], *, width: float = 10.0, height: float
             colour = COLOURS[index % len(COLOURS)]
             memory = step.bytes["between"] / step.predicted["between"]
             ridge = step.peak_flops / memory
-            x = np.geomspace(ridge / 300, ridge * 30, 200)
+            intensity = sum(step.flops.values()) / sum(step.bytes.values())
+            x = np.geomspace(min(ridge, intensity) / 12, max(ridge, intensity) * 6, 200)
             axes.plot(x, np.minimum(step.peak_flops, memory * x), color=colour, linewidth=1.4)
             reached = sum(step.flops.values()) / step.seconds
             promised = sum(step.flops.values()) / sum(step.predicted.values())
-            intensity = sum(step.flops.values()) / sum(step.bytes.values())
             axes.plot([intensity, intensity], [reached, promised], color=colour, linewidth=0.8, linestyle=(0, (2, 2)))
             axes.plot([intensity], [promised], "o", markerfacecolor="none", color=colour, markersize=9,
                       label=f"{name}: predicted")  # fmt: skip
             axes.plot([intensity], [reached], "o", color=colour, markersize=7, label=f"{name}: measured")
             lows += [reached, promised]
             highs.append(step.peak_flops)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
         if lows:
             axes.set_ylim(min(lows) / 3, max(highs) * 1.6)
+        decades(axes, "xy")
         axes.set_title(
             "FLOP/s that a step reaches, under the roofs of memory (slope) and multipliers (flat)", loc="left"
         )
         axes.set_xlabel("FLOPs for each byte moved between matrix products")
-        axes.tick_params(which="both", color=INK)
         figure.legend(*axes.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.745, 0.93), frameon=False)
     return figure
