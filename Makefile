@@ -4,6 +4,7 @@
 #   make lab     JupyterLab on the first notebook
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
 #   make test    lint, types, floors, unit tests, notebooks, browser
+#   make notebooks   all notebooks at their default budget, each some minutes
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo test
+.PHONY: help lab demo test notebooks
 
 help:
 	@sed -n '4,7s/^#//p' Makefile
@@ -28,6 +29,10 @@ lab: $(READY)
 
 demo: $(READY)
 	$(BIN)/python -m gptlab.lab.demo
+
+notebooks: $(READY)
+	GPTLAB_BUDGET=default $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
+		--durations=0 --durations-min=1 $(NOTEBOOKS)
 
 # pytest stands last: its closing line is the verdict.
 test: $(READY)
