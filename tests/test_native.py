@@ -11,11 +11,13 @@ import torch
 from gptlab import kernels, native
 from gptlab.batches import Batches
 from gptlab.config import TrainConfig
+from gptlab.footprint import native_bytes
 from gptlab.model import GPT
-from gptlab.native import build
+from gptlab.native import build, rates
 from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
 from gptlab.parallel.replicas import Replicas
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.strategy import Work
 from gptlab.parallel.world import World
 from gptlab.step import TrainStep
 
@@ -182,6 +184,26 @@ def test_a_compiler_that_is_missing_or_fails_leaves_torch_and_says_so(
     build.library.cache_clear()
 
 
+@each_precision
+@pytest.mark.parametrize(("shape", "batch"), [((2, 3, 96, 64, 1000, True), 5), ((4, 4, 128, 256, 50257, False), 16)])
+def test_what_it_holds_is_predicted(dtype: str, shape: tuple[int, ...], batch: int) -> None:
+    config = TrainConfig(global_batch_size=batch, **dict(zip(SHAPE, shape, strict=True)))  # type: ignore[arg-type]
+    _, engine = make(config, batch, dtype)
+    scratch = 2 * 2**20  # of its threads
+    assert engine.held_bytes - scratch < native_bytes(config, batch, dtype) <= engine.held_bytes
+
+
+@needs_lanes
+def test_rates_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.rates_file().unlink()
+    found = rates.measured("float32", 1)
+    assert 1e9 < found.product_flops < 1e14 and found.attention_flops > 1e8 and found.numbers_per_s > 1e5
+    monkeypatch.setattr(rates, "measure", None)
+    assert rates.measured("float32", 1) == found == kernels.cached_rates("float32", 1)
+    kernels.rates_file().write_text('{"spoilt": 1}')
+    assert kernels.cached_rates("float32", 1) is None
+
+
 def test_compiling_ahead_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     build.compile_ahead()
     monkeypatch.setattr("tempfile.TemporaryDirectory", None)  # a compilation would need one
@@ -203,11 +225,9 @@ def test_training_follows_the_plain_twin(dtype: str) -> None:
     for fast in (False, True):
         model = GPT(config, seed=1, attention="sdpa" if fast else "math")
         batches = Batches(tokens, block_size=64, global_batch_size=4, order="random", seed=1)
-        step = TrainStep(
-            model, make_optimizer(model, config, fused=fast), Replicas(model, ALONE, keep=fast), batches, config, ALONE,
-            micro_batch_size=3, dtype=dtype if fast else "float32",
-            engine=Engine(model, batch=3, threads=2, dtype=dtype) if fast else None,
-        )  # fmt: skip
+        work = Work(config, batches, ALONE, 3, dtype if fast else "float32")
+        engine = Engine(model, batch=3, threads=2, dtype=dtype) if fast else None
+        step = TrainStep(Replicated(model, work, engine=engine, fused=fast), work)
         losses.append([step(i).loss for i in range(50)])
     assert losses[0][0] - losses[0][-1] > 0.3
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) <= (0.02 if dtype == "bfloat16" else 1e-4)

@@ -108,16 +108,18 @@ def _look_around() -> None:
 
 def _check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus, costs, hardware
+    from gptlab import corpus, costs, hardware, spread
 
     device = hardware.likely_device(config.device)
+    spread.check_device(config, device)
     own = hardware.distinct_devices(device, config.nproc)
     if device == "cuda" and own < config.nproc and not config.share_gpu:
         raise ConfigError(
             f"nproc {config.nproc} is more than the {own} GPU{'s' if own > 1 else ''} of this machine: "
             f"use at most {own}, or share_gpu."
         )
-    costs.check_fits(config, hardware.device_memory(device), sharing=-(-config.nproc // own))
+    dtype, _ = hardware.resolve_dtype(config.dtype, device, config)
+    costs.check_fits(config, hardware.device_memory(device), dtype, -(-config.nproc // own), device)
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
     corpus.check(data, config.tokenizer, config.block_size)
