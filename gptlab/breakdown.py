@@ -126,6 +126,7 @@ def main() -> None:
 
     from gptlab import compiling, memory
     from gptlab.assembly import assemble
+    from gptlab.native.rates import measured
     from gptlab.parallel.world import World
     from gptlab.worker import settle
 
@@ -135,6 +136,7 @@ def main() -> None:
     torch.set_num_threads(setting.threads)
     rates = hardware.rates(setting.device, setting.dtype, measure=True)
     peak = hardware.total_peak(setting.device, setting.dtype, 1, measure=True)
+    kernel = measured(setting.dtype, hardware.cores()) if setting.kernels == "native" else None
     ids = np.random.default_rng(0).integers(0, config.vocab_size, 4 * (config.block_size + 1) + 65536).astype(np.uint32)
     wait = torch.cuda.synchronize if setting.device == "cuda" else lambda: None
     memory.reset_peak(setting.device)
@@ -158,7 +160,9 @@ def main() -> None:
         parts=_taken_apart(
             parts.step, 3 + len(times), seconds, setting.device, wait, native=setting.kernels == "native"
         ),
-        predicted=costs.step_parts(config, rates, micro_batch_size=size, dtype=setting.dtype) if rates else None,
+        predicted=costs.step_parts(config, rates, micro_batch_size=size, dtype=setting.dtype, kernel=kernel)
+        if rates
+        else None,
         flops={
             "products": float(tokens * 6 * costs.matmul_parameters(config)),
             "attention": float(tokens * costs.attention_flops_per_token(config)),

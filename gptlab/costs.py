@@ -90,9 +90,7 @@ def step_seconds(
     kernel: KernelRates | None = None,
 ) -> float:  # fmt: skip
     """Predicted seconds of an optimizer step: the sum of `step_parts`."""
-    parts = step_parts(
-        config, rates, micro_batch_size=micro_batch_size, dtype=dtype, devices=devices, kernel=kernel
-    )
+    parts = step_parts(config, rates, micro_batch_size=micro_batch_size, dtype=dtype, devices=devices, kernel=kernel)
     return sum(parts.values())
 
 
