@@ -3,6 +3,7 @@
 #
 #   make lab     JupyterLab on the first notebook
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
+#   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
 #   make notebooks   all notebooks at their default budget, each some minutes
 
@@ -19,10 +20,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo test notebooks
+.PHONY: help lab demo faults test notebooks
 
 help:
-	@sed -n '4,7s/^#//p' Makefile
+	@sed -n '4,8s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -33,6 +34,9 @@ demo: $(READY)
 notebooks: $(READY)
 	GPTLAB_BUDGET=default $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
 		--durations=0 --durations-min=1 $(NOTEBOOKS)
+
+faults: $(READY)
+	$(BIN)/python tests/faults $(FAULTS)
 
 # pytest stands last: its closing line is the verdict.
 test: $(READY)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gptlab.config import ConfigError, did_you_mean
+from gptlab.engineflags import add_engine
 from gptlab.flags import Parser, add_fields
 
 
@@ -35,6 +36,7 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--tensorboard", action="store_true", help="write the metrics as TensorBoard's events as well")
     _budget(parser)
     add_fields(parser)
+    add_engine(parser)
 
 
 def _budget(parser: Parser) -> None:
@@ -94,7 +96,7 @@ def _eval(parser: Parser) -> None:
 
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
+    parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
     parser.add_argument(
         "--depth", type=int, nargs="+", metavar="N", help="one dial: sets shape, batch, learning rate and steps"
     )
@@ -110,6 +112,7 @@ def _sweep(parser: Parser) -> None:
         "--halving", type=int, default=0, metavar="N", help="stop early all but the best of N cells, rung by rung [off]"
     )
     add_fields(parser, several=True)
+    add_engine(parser)
 
 
 def _fit(parser: Parser) -> None:
@@ -138,7 +141,7 @@ def _report(parser: Parser) -> None:
 
 def _runs(parser: Parser) -> None:
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="list|show|stop|rm|import|export", help="what to do [list]"
+        "action", nargs="?", default="list", metavar="list|watch|show|stop|rm|import|export", help="what to do [list]"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="runs; for import, logs of nanoGPT's train.py")
     parser.add_argument("--set", action="append", metavar="FIELD=VALUE", help="import: what a log does not say")
@@ -203,7 +206,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
     "fit": ("Fit scaling laws to a table of runs, with intervals, and predict other runs.", _fit),
     "report": ("Write runs as one HTML file: figures, tables, configs, versions.", _report),
-    "runs": ("List runs; show, stop or remove some; import and export.", _runs),
+    "runs": ("List runs; watch, show, stop or remove some; import and export.", _runs),
     "pipeline": ("What a run's pipeline did in one step, beside what was predicted of it.", _pipeline),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),

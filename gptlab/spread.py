@@ -11,7 +11,7 @@ under gpipe and 1f1b; under the interleaved schedules those that come round agai
 ones the ends towards each other (0 and 3, 1 and 2). The rest of the world are further replicas of the pipeline.
 
 All is arithmetic, so that what cannot work is refused before anything starts. Left out on purpose: where the model is
-cut (`parallel/pipeline/cutting.py`) and what a schedule does (`parallel/pipeline/schedules.py`).
+cut (`cuts.py`) and what a schedule does (`parallel/pipeline/schedules.py`).
 """
 
 from __future__ import annotations
@@ -308,6 +308,11 @@ def check(config: TrainConfig) -> None:
                     f"out, or choose one of {', '.join(PIPELINES)}."
                 )
         return
+    if config.strategy == "pp+fsdp" and SCHEDULES[config.pipeline_schedule].v_shaped:
+        raise ConfigError(
+            f"pipeline_schedule {config.pipeline_schedule} has both ends of the model on one process, and pp+fsdp "
+            "cannot share the embedding between them: use zero_bubble, or strategy pp+ddp."
+        )
     if config.split is not None:
         cut_places(split_points(str(config.split)), config.n_layer)
     place = layout(config, config.nproc)

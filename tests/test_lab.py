@@ -27,10 +27,10 @@ def make(launcher: FakeLauncher) -> Iterator[Callable[..., Any]]:
     """Makes parts of the lab, and closes them."""
     made: list[Any] = []
 
-    def one(kind: str, *values: Any, **named: Any) -> Any:
+    def one(part: str, /, *values: Any, **named: Any) -> Any:
         import gptlab.lab
 
-        made.append(getattr(gptlab.lab, kind)(*values, **named))
+        made.append(getattr(gptlab.lab, part)(*values, **named))
         return made[-1]
 
     yield one
@@ -101,10 +101,9 @@ def test_config_panel_prices_says_wrong_heads_and_runs(
     panel.fields["min_lr"].value = "low"
     with pytest.raises(ConfigError, match="min_lr 'low' is not a number"):
         panel.read()
-    panel.choose
     panel.fields["min_lr"].value = "0.0001"
     panel.choose(n_head=2)
-    until(lambda: "min_lr=0.0001" in panel.code.text)
+    until(lambda: "n_head=2" in panel.code.text and "min_lr=0.0001" in panel.code.text)
     said: dict[str, Any] = {}
     exec(panel.code.text, said)
     assert said["config"] == panel.config == TrainConfig.from_dict(panel.config.to_dict())
@@ -132,7 +131,7 @@ def test_the_speed_of_a_machine_is_measured_once_where_it_is_unknown(
             return 0
 
     monkeypatch.setattr(measuring, "WARM_S", 0.3)
-    monkeypatch.setattr(measuring.subprocess, "Popen", Quick)
+    monkeypatch.setattr("gptlab.lab.measuring.subprocess.Popen", Quick)
     panel = make("ConfigPanel", runs_dir=tmp_path)
     until(lambda: "measuring how fast this machine is" in panel.plan.value)
     until(lambda: "predicted (cpu" in panel.plan.value)
@@ -211,7 +210,7 @@ def test_sample_box_streams_from_a_run_that_trains(
         box.sample(made_run(tmp_path, "bare", rows=0, state="running").name)
     answers = [{"id": 1, "step": 3}, {"id": 1, "piece": "ab<"}, {"id": 1, "piece": "c"}, {"id": 1, "done": True}]
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(type(box._sampler), "send", lambda self, request: sent.append(request) or True)
+    monkeypatch.setattr(type(box._sampler), "send", lambda self, request: sent.append(request))
     monkeypatch.setattr(
         type(box._sampler), "receive", lambda self, timeout=0: answers.pop(0) if sent and answers else None
     )

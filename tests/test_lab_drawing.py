@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -54,8 +55,6 @@ def test_drawing_process_answers_and_ends_with_its_kernel(tmp_path: Path) -> Non
         "while not (got := a.receive(0.1)): pass\n"
         "print(a.pid, len(got['svg']), flush=True); time.sleep(60)"
     )
-    import json
-
     request = json.dumps(asked(tmp_path))
     kernel = subprocess.Popen([sys.executable, "-c", code, request], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None
@@ -93,10 +92,14 @@ def test_sampling_process_streams_stops_and_says_mistakes(tmp_path: Path, tinyte
 
     def answers(number: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        until(lambda: (said := sampler.receive(0.1)) is not None and (found.append(said) or "piece" not in said), 90)
-        while not {"done", "error"} & found[-1].keys():
-            if (said := sampler.receive(0.1)) is not None and said["id"] == number:
+
+        def ended() -> bool:
+            said = sampler.receive(0.1)
+            if said is not None and said["id"] == number:
                 found.append(said)
+            return bool(found) and bool({"done", "error"} & found[-1].keys())
+
+        until(ended, 90)
         return found
 
     try:

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gptlab
-from gptlab.grid import Cell
+from gptlab.grid import SHAPE, Cell
 
 WARM_S = 4.0
 """Seconds that the launcher's own start is waited for: beside it the measurement would find a busy machine."""
+
+MOST = 30
+"""Cells that are looked at: a grid seldom has several kinds of them."""
 
 
 class Meter:
@@ -37,17 +40,19 @@ class Meter:
 
     def begin(self, cells: Sequence[Cell]) -> bool:
         """Measures for the first of these cells whose speed is unknown here; whether it does."""
-        from gptlab import hardware
+        from gptlab import costs, kernels
 
-        for cell in cells:
+        for cell in cells[:MOST]:
             if cell.config is None:
                 continue
-            device = hardware.likely_device(cell.config.device)
-            dtype, _ = hardware.resolve_dtype(cell.config.dtype, device, cell.config.n_embd)
-            key = f"{device} {dtype}"
-            if key not in self._asked and hardware.rates(device, dtype, measure=False) is None:
+            found = costs.cost(cell.config)
+            native = kernels.serves(cell.config, found["device"], found["dtype"])
+            key = f"{found['device']} {found['dtype']} {native}"
+            if key not in self._asked and found["fits"] and found["predicted_s"] is None:
                 self._asked.add(key)
-                self._next = ["--device", device, "--dtype", dtype]
+                shape = {name: getattr(cell.config, name) for name in (*SHAPE, "kernels", "compile")}
+                wanted = shape | {"device": found["device"], "dtype": found["dtype"]}
+                self._next = [part for name, value in wanted.items() for part in (_flag(name), str(value))]
                 return True
         return self.is_busy
 
@@ -72,3 +77,8 @@ class Meter:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _flag(field: str) -> str:
+    """A field's flag on the command line."""
+    return f"--{field.replace('_', '-')}"

@@ -16,7 +16,9 @@ Left out on purpose: what the parts do.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +105,13 @@ class Lab:
         self.panel.stop()
 
     async def done(self) -> None:
-        """Waits until nothing trains and picture and table are saved. Buttons and other widgets work meanwhile."""
+        """Waits until nothing trains, picture and table are saved, and the end is on the page. Buttons work
+        meanwhile."""
         await self.panel.done()
+        ended, self.runs.due = time.monotonic(), 0.0
+        while self.runs.shown_at < ended:
+            self.runs.check_open()
+            await asyncio.sleep(0.05)
 
     def show(self, sweep: str | None = None, *, x: XAxis | None = None, **axes: bool) -> None:
         """Shows another sweep of the folder ("" for every run), or draws the axes otherwise: `RunsView.show`."""

@@ -57,6 +57,8 @@ class RunsView(Part):
         self._states: dict[str, str] = {}
         self.active = False
         """Whether something that is shown trained at the last look."""
+        self.asked_at = self.shown_at = 0.0
+        """When the last look began, and when the last one began that is on the page, in `time.monotonic()`."""
         self._build()
         if sweep is not None:
             self._bar.choose(sweep)
@@ -263,7 +265,8 @@ class RunsView(Part):
         self.say("")
 
     def look(self) -> dict[str, Any]:
-        self.due = time.monotonic() + (LIVE_S if self.active else QUIET_S)
+        self.asked_at = time.monotonic()
+        self.due = self.asked_at + (LIVE_S if self.active else QUIET_S)
         sort, descending = self._bar.order
         return {
             "kind": "runs", "runs_dir": str(self.runs_dir), "sweep": self.sweep_name, **self.axes,
@@ -273,6 +276,7 @@ class RunsView(Part):
         }  # fmt: skip
 
     def display(self, answer: dict[str, Any]) -> None:
+        self.shown_at = self.asked_at
         for widget, name in (
             (self.picture, "svg"), (self.table_html, "table"), (self.progress, "progress"),
             (self._comparison, "compare"), (self._log, "log"),

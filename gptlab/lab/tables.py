@@ -30,9 +30,20 @@ _STYLE = """<style>
 .gptlab-table td.why {white-space: normal}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
+.gptlab-table [data-sort], .gptlab-table [data-pick] {cursor: pointer}
 .gptlab-table tr.picked, .gptlab-table tbody tr.picked:hover {background: var(--jp-layout-color2, #eceff3);
   box-shadow: inset 3px 0 var(--jp-brand-color1, #2196f3)}
 </style>"""
+
+# A click on a heading or a row moves the select of its view that sorts or picks, which a keyboard reaches as well. On
+# pointerdown: a live table may be replaced before a click is whole.
+_LISTEN = (
+    "const t=event.target.closest('[data-sort],[data-pick]');if(t){"
+    "const k=t.dataset.sort?'sort':'pick',x=t.dataset[k],v=this.closest('.gptlab-lab')||this.closest('.gptlab-view'),"
+    "s=v.querySelector('.gptlab-'+k+' select'),o=[...s.options].find(o=>o.value==x);if(o){"
+    "if(k=='pick'){o.selected=!o.selected}else if(o.selected){v.querySelector('.gptlab-down').click()}"
+    "else{s.value=x}s.dispatchEvent(new Event('change',{bubbles:true}))}}"
+)
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -96,34 +107,21 @@ def table(
             "ascending": " \N{BLACK UP-POINTING SMALL TRIANGLE}",
             "descending": " \N{BLACK DOWN-POINTING SMALL TRIANGLE}",
         }
-        click = _click("sort", key) if clickable and key else ""
+        click = f' data-sort="{COLUMNS[key][0] if key in COLUMNS else title}"' if clickable and key else ""
         titles.append(f'<th scope="col" class="{kind}"{aria}{click}>{title}{arrow.get(order, "")}</th>')
     best = min((row["val_loss"] for row in rows if row.get("val_loss") is not None), default=None)
     lines = []
     for row in rows:
         name = str(row["name"])
-        click = _click("pick", name) if clickable and row["state"] not in ("invalid", "waiting") else ""
+        can_pick = clickable and row["state"] not in ("invalid", "waiting")
+        click = f' data-pick="{html.escape(name)}"' if can_pick else ""
         lines.append(_row(row, colours.get(name), names, best, name in picked, click))
     caption = '<caption style="display:none">Runs: shape, state, losses, speed</caption>'
+    listens = f' onpointerdown="{html.escape(_LISTEN)}"' if clickable else ""
     return (
-        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table">{caption}<thead><tr>{"".join(titles)}</tr>'
-        f"</thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
+        f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
-
-
-def _click(what: str, value: str) -> str:
-    """A heading or row that moves a select of its view. On pointerdown: a live table may be replaced before a click."""
-    move = {
-        "sort": "if(o.selected){v.querySelector('.gptlab-down').click()}else{s.value=o.value}",
-        "pick": "o.selected=!o.selected",
-    }[what]
-    code = (
-        f"const v=this.closest('.gptlab-view'),s=v.querySelector('.gptlab-{what} select'),"
-        f"o=[...s.options].find(o=>o.text.trim()==this.dataset.value);"
-        f"if(o){{{move};s.dispatchEvent(new Event('change',{{bubbles:true}}))}}"
-    )
-    said = COLUMNS[value][0] if value in COLUMNS else value
-    return f' data-value="{html.escape(said)}" onpointerdown="{html.escape(code)}" style="cursor:pointer"'
 
 
 def _row(row: Mapping[str, Any], colour: int | None, names: bool, best: float | None, picked: bool, click: str) -> str:

@@ -25,10 +25,12 @@ from torch import Tensor
 from gptlab import counts
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.cuts import layers_of_stages
 from gptlab.model import initial_weights
 from gptlab.optimizer import optimizer_of
-from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part
-from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
+from gptlab.pace import COMMUNICATION
+from gptlab.parallel.pipeline.cutting import make_part
+from gptlab.parallel.pipeline.holding import Copies, Holding, Rows
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
@@ -64,11 +66,11 @@ class Pipelined:
         )  # fmt: skip
         sharded = config.strategy == "pp+fsdp"
         self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
-        load(self.held, initial_weights(config, config.seed))
+        self.held.set(initial_weights(config, config.seed))
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
-        self.clock = Clock(world.device)
+        self.clock = Clock(world.device, world.pace)
         self.stages = [
             TorchStage(
                 stage, number, self.place.stages, group=self.group, device=world.device, rows=work.micro_batch_size,
@@ -110,14 +112,15 @@ class Pipelined:
 
     def compute(self, step: int, scale: float) -> float:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
-        work, each = self.work, self.count * self.work.micro_batch_size
+        work, each, pace = self.work, self.count * self.work.micro_batch_size, self.work.world.pace
         self.held.zero_grad()
-        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
             at = work.world.replica * self.passes + turn
+            pace.enter("windows")
             ids, targets = (part.to(work.world.device) for part in work.batches.micro_batch(step, at, each))
+            pace.enter(COMMUNICATION)  # all that is no pass; each pass says so itself
             watched = self._steps == TIMED - 1 and turn == 0
             if watched:
                 dist.barrier(self.group)  # whose end is one moment for all
@@ -131,6 +134,7 @@ class Pipelined:
             gradient = self.held.parameters["wte.weight"].grad
             assert gradient is not None
             self.tie.add(gradient)
+        pace.enter("other")
         return float(self._total.item())
 
     def _run(self, ids: Tensor, targets: Tensor, seeds: list[int | None]) -> None:
@@ -182,7 +186,6 @@ class Pipelined:
         pipeline call it alike."""
         config, here = self.work.config, self.work.world.stage
         self._let_go()
-        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
@@ -248,7 +251,7 @@ class Pipelined:
 
     def load(self, files: Files) -> None:
         """Takes the part of this process's stages."""
-        load(self.held, files[MODEL].items())
+        self.held.set(files[MODEL].items())
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.held.parameters:
