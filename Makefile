@@ -5,6 +5,7 @@
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
 #   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
+#   make notebooks   all notebooks at their default budget, each some minutes
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo faults test
+.PHONY: help lab demo faults test notebooks
 
 help:
 	@sed -n '4,8s/^#//p' Makefile
@@ -29,6 +30,10 @@ lab: $(READY)
 
 demo: $(READY)
 	$(BIN)/python -m gptlab.lab.demo
+
+notebooks: $(READY)
+	GPTLAB_BUDGET=default $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
+		--durations=0 --durations-min=1 $(NOTEBOOKS)
 
 faults: $(READY)
 	$(BIN)/python tests/faults $(FAULTS)

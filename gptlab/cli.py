@@ -33,6 +33,7 @@ def _train(parser: Parser) -> None:
         "--resume", metavar="NAME", help="go on with a run from its newest checkpoint, with its own settings"
     )
     parser.add_argument("--tune", action="store_true", help="measure first which setting is fastest, and train with it")
+    parser.add_argument("--tensorboard", action="store_true", help="write the metrics as TensorBoard's events as well")
     _budget(parser)
     add_fields(parser)
     add_engine(parser)
@@ -96,16 +97,56 @@ def _eval(parser: Parser) -> None:
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
     parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
+    parser.add_argument(
+        "--depth", type=int, nargs="+", metavar="N", help="one dial: sets shape, batch, learning rate and steps"
+    )
+    parser.add_argument(
+        "--isoflops",
+        type=float,
+        nargs="+",
+        metavar="C",
+        help="compute budgets: each shape trains on D = C / 6 N tokens",
+    )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds of each cell, from --seed on [1]")
+    parser.add_argument(
+        "--halving", type=int, default=0, metavar="N", help="stop early all but the best of N cells, rung by rung [off]"
+    )
     add_fields(parser, several=True)
     add_engine(parser)
 
 
+def _fit(parser: Parser) -> None:
+    parser.add_argument("table", metavar="TABLE.csv", help="a row a run; a sweep leaves one beside its runs")
+    parser.add_argument("--n", metavar="COLUMN", help="parameters")
+    parser.add_argument("--d", metavar="COLUMN", help="training tokens")
+    parser.add_argument("--c", metavar="COLUMN", help="training FLOPs; with --n, D is C / 6 N")
+    parser.add_argument("--loss", required=True, metavar="COLUMN", help="final loss, in nats a token")
+    parser.add_argument(
+        "--predict", action="append", metavar="N=X,D=Y", help="predict the loss there; several may be given"
+    )
+    parser.add_argument(
+        "--hold-back", type=int, default=1, metavar="N", help="largest runs that a second fit has to predict [1]"
+    )
+    parser.add_argument("--delta", type=float, default=1e-3, metavar="X", help="Huber's delta in log loss [0.001]")
+    parser.add_argument("--draws", type=int, default=400, metavar="N", help="refits behind the intervals [400]")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _report(parser: Parser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names or folders of runs, or names of sweeps")
+    parser.add_argument("--out", default="report.html", metavar="FILE", help="where to write it [report.html]")
+    parser.add_argument("--title", metavar="TEXT", help="what stands above it")
+    _place(parser)
+
+
 def _runs(parser: Parser) -> None:
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="list|watch|show|stop|rm", help="what to do [list]"
+        "action", nargs="?", default="list", metavar="list|watch|show|stop|rm|import|export", help="what to do [list]"
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to watch, show, stop or remove")
-    _place(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="runs; for import, logs of nanoGPT's train.py")
+    parser.add_argument("--set", action="append", metavar="FIELD=VALUE", help="import: what a log does not say")
+    parser.add_argument("--tensorboard", action="store_true", help="export TensorBoard's events in place of a CSV file")
+    _place(parser, name="import: the run's name [the log's]")
 
 
 def _data(parser: Parser) -> None:
@@ -163,7 +204,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "sample": ("Let a run's newest checkpoint continue a text.", _sample),
     "eval": ("Loss, perplexity and bits per byte of a run's newest checkpoint, over a whole split or a file.", _eval),
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
-    "runs": ("List runs; watch, show, stop or remove some.", _runs),
+    "fit": ("Fit scaling laws to a table of runs, with intervals, and predict other runs.", _fit),
+    "report": ("Write runs as one HTML file: figures, tables, configs, versions.", _report),
+    "runs": ("List runs; watch, show, stop or remove some; import and export.", _runs),
     "pipeline": ("What a run's pipeline did in one step, beside what was predicted of it.", _pipeline),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),
@@ -207,9 +250,10 @@ def _main(words: list[str]) -> int:
     parser = Parser(f"gptlab {name}", text)
     build(parser)
     arguments = parser.parse(words[1:])
-    from gptlab import commands
+    from gptlab import commands, studying
 
-    run: Callable[[argparse.Namespace], int] = getattr(commands, name)
+    home = studying if name in ("fit", "report", "tune") else commands
+    run: Callable[[argparse.Namespace], int] = getattr(home, name)
     return run(arguments)
 
 

@@ -9,6 +9,7 @@ Left out on purpose: flags (`cli.py`, `flags.py`), following a run (`following.p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import shutil
@@ -19,7 +20,9 @@ from typing import Any
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
+from gptlab.mirror import check_installed, mirrored
 from gptlab.runs import Run, list_runs
+from gptlab.studying import export, import_logs, print_spread, sweep_rows
 from gptlab.timelines import pipeline as pipeline
 from gptlab.watching import watch_runs, watch_sweep
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
@@ -31,6 +34,8 @@ def train(arguments: argparse.Namespace) -> int:
     from gptlab.engineflags import engine_given
     from gptlab.launcher.engines import Kubernetes
 
+    if arguments.tensorboard:
+        check_installed()
     given = given_fields(arguments)
     before = 0
     if arguments.resume is not None:
@@ -55,42 +60,14 @@ def train(arguments: argparse.Namespace) -> int:
         if isinstance(engine, Kubernetes) or (engine is not None and arguments.dry_run):
             return engineflags.show(engine, config, arguments)
         handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir, engine=engine)
-    result = follow(handle, print_lines=not arguments.json, attempts_before=before)
+    with mirrored(handle.run) if arguments.tensorboard else contextlib.nullcontext():
+        result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
         write(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
     ended_well = result["status"] in ("finished", "stopped")
     if not arguments.json or not ended_well:
         print(end_line(handle.run, result), file=sys.stdout if ended_well else sys.stderr)
     return 0 if ended_well else 1
-
-
-def tune(arguments: argparse.Namespace) -> int:
-    """Measures what trains a config fastest, and writes the choice into it."""
-    from pathlib import Path
-
-    from gptlab import tuning
-
-    given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
-    path = Path(arguments.config) if arguments.config.endswith(".json") else None
-    if path is None:
-        config = config_of(given, arguments.config)
-    else:
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no config that can be read: {error}.") from None
-        config = config_of(values | given, None)
-    config = tuning.tune_aloud(config, arguments.tune_budget)
-    out = Path(arguments.out) if arguments.out else path
-    if out is not None:
-        out.write_text(json.dumps(config.to_dict(), indent=1) + "\n")
-    chosen = {name: getattr(config, name) for name in tuning.TUNED}
-    if arguments.json:
-        write(json.dumps({"chosen": chosen, "config": config.to_dict()}, indent=1))
-    else:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        write(f"fastest: {flags}" + (f"  (written to {out})" if out else ""))
-    return 0
 
 
 def sample(arguments: argparse.Namespace) -> int:
@@ -160,13 +137,16 @@ def sweep(arguments: argparse.Namespace) -> int:
     }
     grid = {name: several for name, several in values.items() if len(several) > 1}
     base = _base(values, arguments.preset)
-    grid = grid or {"n_layer": [base.n_layer]}
+    what = sweep_rows(arguments, base, grid) or {"n_layer": [base.n_layer]}
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
     engine = engineflags.sweep_engine(arguments)
     if engine is not None and arguments.dry_run:
-        write(sweeps.array_script(base, grid, name, arguments.runs_dir, engine, arguments.at_once or 0))
+        write(sweeps.array_script(base, what, name, arguments.runs_dir, engine, arguments.at_once or 0))
         return 0
-    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, engine=engine)
+    begun = sweeps.sweep(
+        base, what, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, halving=arguments.halving,
+        engine=engine,
+    )  # fmt: skip
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
         watch_sweep(begun, live=live, silent=arguments.json)
@@ -179,6 +159,7 @@ def sweep(arguments: argparse.Namespace) -> int:
             print("\n".join(refused), end="\n" if refused else "")
         else:
             print_table(sweep_columns(rows), rows)
+        print_spread(rows)
         print(f"table in {begun.csv_path}, runs beside it")
     return 1 if any(row["state"] in ("failed", "diverged", "lost") for row in rows) else 0
 
@@ -202,7 +183,7 @@ def _leave() -> None:
 
 def runs(arguments: argparse.Namespace) -> int:
     """Lists, watches, shows, stops or removes runs."""
-    actions = ("list", "watch", "show", "stop", "rm")
+    actions = ("list", "watch", "show", "stop", "rm", "import", "export")
     action = arguments.action
     if action not in actions:
         raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose one of {', '.join(actions)}.")
@@ -220,6 +201,8 @@ def runs(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.names:
         raise ConfigError(f"`gptlab runs {action}` needs a run's name: `gptlab runs` lists them.")
+    if action in ("import", "export"):
+        return import_logs(arguments) if action == "import" else export(arguments)
     found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
     for run in found:
         if action == "show":

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MICRO_BATCH_RULE", "Parameters", "activation_bytes", "attention_flops_per_token", "check_fits",
     "choose_micro_batch", "cost", "flops_per_token", "matmul_parameters", "mfu", "parameters", "peak_bytes",
-    "state_bytes", "step_seconds", "traffic_bytes_per_token", "update_bytes",
+    "state_bytes", "step_parts", "step_seconds", "traffic_bytes_per_token", "update_bytes",
 ]  # fmt: skip
 
 
@@ -89,7 +89,16 @@ def step_seconds(
     config: TrainConfig, rates: Rates, *, micro_batch_size: int, dtype: str = "float32", devices: int = 1,
     kernel: KernelRates | None = None,
 ) -> float:  # fmt: skip
-    """Predicted seconds of an optimizer step: a roofline without overlap (Williams et al. 2009).
+    """Predicted seconds of an optimizer step: the sum of `step_parts`."""
+    parts = step_parts(config, rates, micro_batch_size=micro_batch_size, dtype=dtype, devices=devices, kernel=kernel)
+    return sum(parts.values())
+
+
+def step_parts(
+    config: TrainConfig, rates: Rates, *, micro_batch_size: int, dtype: str = "float32", devices: int = 1,
+    kernel: KernelRates | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Predicted seconds of a step's parts: a roofline without overlap (Williams et al. 2009).
 
     Products, attention, what lies between them, and the update of the weights, each at its own measured rate. Nothing
     is counted for communication or for starting an operation, so it is a floor, close where operations are long.
@@ -104,22 +113,23 @@ def step_seconds(
     micro_batches = -(-config.global_batch_size // (micro_batch_size * devices))
     if kernel is not None:  # it adds to every gradient, and packs every weight twice: two reads, a write and the copies
         added = update_bytes(config) + micro_batches * (8 + 4 + 2 * number_bytes(dtype)) * parameters(config).allocated
-        return (
-            tokens * 6 * matmul_parameters(config) / kernel.product_flops
-            + tokens * attention_flops_per_token(config) / kernel.attention_flops
-            + tokens * config.n_layer * config.n_embd / kernel.numbers_per_s
-            + added / rates.copy_bytes_per_s
-        )
+        return {
+            "products": tokens * 6 * matmul_parameters(config) / kernel.product_flops,
+            "attention": tokens * attention_flops_per_token(config) / kernel.attention_flops,
+            "between": tokens * config.n_layer * config.n_embd / kernel.numbers_per_s,
+            "update": added / rates.copy_bytes_per_s,
+        }
     # Casts read 4 and write 2, and the gradients' casts back read 2 and write 4.
     casts = micro_batches * 12 * matmul_parameters(config) if number_bytes(dtype) == 2 else 0
     # From the second micro-batch on, gradients are added: two reads and a write.
     in_place = update_bytes(config) + (micro_batches - 1) * 12 * parameters(config).allocated
-    return (
-        tokens * 6 * matmul_parameters(config) / rates.matmul_flops
-        + tokens * attention_flops_per_token(config) / rates.attention_flops
-        + (tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts) / rates.elementwise_bytes_per_s
-        + in_place / rates.copy_bytes_per_s
-    )
+    between = tokens * traffic_bytes_per_token(config, dtype, micro_batch_size) + casts
+    return {
+        "products": tokens * 6 * matmul_parameters(config) / rates.matmul_flops,
+        "attention": tokens * attention_flops_per_token(config) / rates.attention_flops,
+        "between": between / rates.elementwise_bytes_per_s,
+        "update": in_place / rates.copy_bytes_per_s,
+    }
 
 
 def cost(config: TrainConfig) -> dict[str, Any]:

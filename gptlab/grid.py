@@ -49,19 +49,34 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
     Raises:
         ConfigError: a field that does not exist, or one without values. A combination that cannot be is no error.
     """
-    known = [field.name for field in dataclasses.fields(TrainConfig)]
     axes: dict[str, list[Any]] = {}
     for field, wanted in grid.items():
-        if field not in known:
-            raise ConfigError(f"There is no setting {field!r}{did_you_mean(field, known)} to sweep over.")
+        _check_field(field)
         axes[field] = list(dict.fromkeys([wanted] if isinstance(wanted, str) else wanted))
         if not axes[field]:
             raise ConfigError(f"The sweep's {field} has no values: give at least one.")
+    rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    shapes = [{field: row.get(field, getattr(base, field)) for field in SHAPE} for row in rows]
+    return listed(base, rows, [_cell_name(shape, row) for shape, row in zip(shapes, rows, strict=True)])
+
+
+def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> list[Cell]:
+    """A cell for each row of values over a base: what no grid can say, such as fields that follow from one another.
+
+    Args:
+        names: of the cells' runs; made up from the values without.
+
+    Raises:
+        ConfigError: a field that does not exist. A row that cannot be is no error.
+    """
+    if names is None:
+        names = _row_names(base, rows)
     found = []
-    for combination in itertools.product(*axes.values()):
-        values = dict(zip(axes, combination, strict=True))
+    for name, row in zip(names, rows, strict=True):
+        values = dict(row)
+        for field in values:
+            _check_field(field)
         shape = {field: values.get(field, getattr(base, field)) for field in SHAPE}
-        name = _cell_name(shape, values)
         try:
             found.append(Cell(name, values, shape, base.replace(**values)))
         except ConfigError as error:
@@ -69,7 +84,28 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
     return found
 
 
-def _cell_name(shape: dict[str, int], values: dict[str, Any]) -> str:
+def _row_names(base: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Short names where shape, steps and seed tell rows apart; else names that say every value."""
+    names = []
+    for short in (True, False):
+        names = []
+        for row in rows:
+            shape = {field: row.get(field, getattr(base, field)) for field in SHAPE}
+            names.append(
+                _cell_name(shape, {name: row[name] for name in ("max_iters", "seed") if name in row} if short else row)
+            )
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _check_field(field: str) -> None:
+    known = [one.name for one in dataclasses.fields(TrainConfig)]
+    if field not in known:
+        raise ConfigError(f"There is no setting {field!r}{did_you_mean(field, known)} to sweep over.")
+
+
+def _cell_name(shape: Mapping[str, int], values: Mapping[str, Any]) -> str:
     """The shape, then what else the grid sets: 4x4x128, or 4x4x128-seed=2."""
     parts = ["x".join(map(str, shape.values()))]
     parts += [f"{field}={value}" for field, value in values.items() if field not in SHAPE]

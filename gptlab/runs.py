@@ -127,6 +127,14 @@ class Run:
 
         return pandas.DataFrame(self.metrics())
 
+    def step(self) -> int:
+        """Steps taken so far."""
+        return next((int(row["step"]) for row in reversed(self.metrics()) if "loss" in row), 0)
+
+    def tokens(self) -> int | None:
+        """Tokens trained on so far; None before the first step."""
+        return next((row["tokens"] for row in reversed(self.metrics()) if row.get("tokens") is not None), None)
+
     def attempts(self) -> list[Path]:
         """Folders of the attempts, oldest first."""
         return sorted((self.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
-from gptlab.grid import Cell, cells, checked
+from gptlab.grid import Cell, cells, checked, listed
+from gptlab.halving import loss_at, rungs, survivors
 from gptlab.recording import check_name
 from gptlab.runs import Run, default_runs_dir, is_locked, read_json, write_json
 
@@ -57,19 +58,22 @@ class Launcher(Protocol):
 
 def sweep(
     base: TrainConfig,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
     *,
     name: str,
     runs_dir: str | os.PathLike[str] | None = None,
     at_once: int | None = None,
+    halving: int = 0,
     launcher: Launcher | None = None,
     engine: Slurm | None = None,
 ) -> Sweep:
     """Starts a sweep, or goes on with it, and returns while its runs train in other processes.
 
     Args:
-        grid: values by field.
-        at_once: how many runs train at a time; on a CPU they share its cores. None is 1, and with SLURM no limit.
+        grid: values by field, of which every combination is run; or a list of rows, each a cell (`dial.isoflops`).
+        at_once: how many runs train at a time; on a CPU they share its cores. None is 1, and with SLURM no
+            limit.
+        halving: stops hopeless cells early: of so many only the best one goes on from rung to rung (`halving.py`).
         launcher: what starts runs; `gptlab.launcher` unless told otherwise.
         engine: SLURM, to which all runs go at once, as a job array; it goes on without this process.
 
@@ -80,17 +84,25 @@ def sweep(
         raise ConfigError(f"at_once {at_once} would start nothing: give 1 or more.")
     check_name(name)
     folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
-    made = checked(cells(base, grid))
+    made = checked(cells(base, grid) if isinstance(grid, Mapping) else listed(base, grid))
+    if not made:
+        raise ConfigError(f"The sweep {name!r} has no cells: give at least one.")
     if all(cell.config is None for cell in made):
         raise ConfigError(f"No cell of the sweep {name!r} can be run; the first: {made[0].reason}")
     found = Sweep(name, folder, made)
     found.check_earlier_runs()
+    if halving and engine is not None:
+        raise ConfigError(f"halving {halving} needs a queue that watches, and SLURM runs all cells: leave out the one.")
+    if halving:
+        configs = [cell.config for cell in made if cell.config is not None]
+        found.thin(halving, rungs(configs, halving))
+    axes = list(grid) if isinstance(grid, Mapping) else []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
             found.path,
             {"format": FORMAT, "name": name, "created": time.time(), "base": base.to_dict(),
-             "grid": {field: list(dict.fromkeys(cell.values[field] for cell in made)) for field in grid},
+             "grid": {field: list(dict.fromkeys(cell.values[field] for cell in made)) for field in axes},
              "cells": [{"name": cell.name, "values": cell.values, "reason": cell.reason} for cell in made]},
         )  # fmt: skip
     except OSError as error:
@@ -103,12 +115,14 @@ def sweep(
 
 
 def array_script(
-    base: TrainConfig, grid: Mapping[str, Sequence[Any]], name: str, runs_dir: str | os.PathLike[str] | None,
-    engine: Slurm, at_once: int = 0,
+    base: TrainConfig, grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]], name: str,
+    runs_dir: str | os.PathLike[str] | None, engine: Slurm, at_once: int = 0,
 ) -> str:  # fmt: skip
     """What SLURM would be given for a sweep; nothing is made."""
     planned = Sweep(
-        name, (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute(), cells(base, grid)
+        name,
+        (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute(),
+        cells(base, grid) if isinstance(grid, Mapping) else listed(base, grid),
     )
     paths = [planned.runs_dir / planned.run_name(cell) for cell in planned.cells if cell.config is not None]
     return engine.script(name, base.nproc, paths, Path.cwd(), planned.array_log, at_once)
@@ -126,6 +140,7 @@ class Sweep:
         self._reading = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._factor, self._rungs = 0, list[int]()
 
     @classmethod
     def open(cls, name: str, runs_dir: str | os.PathLike[str] | None = None) -> Self:
@@ -138,7 +153,8 @@ class Sweep:
         base = TrainConfig.from_dict(manifest["base"])
         reasons = {cell["name"]: cell["reason"] for cell in manifest["cells"]}
         made = []
-        for cell in cells(base, manifest["grid"]):
+        stored = manifest["cells"]
+        for cell in listed(base, [one["values"] for one in stored], [one["name"] for one in stored]):
             reason = reasons.get(cell.name) or cell.reason
             made.append(dataclasses.replace(cell, reason=reason, config=None if reason else cell.config))
         return cls(name, folder, made)
@@ -172,6 +188,10 @@ class Sweep:
                     f"The sweep {self.name!r} was started with {field} {old}, and this is {new}: "
                     "choose another --name, or the old value."
                 )
+
+    def thin(self, factor: int, rungs: list[int]) -> None:
+        """Lets only the best of so many cells go on at each rung (a step); `sweep(halving=...)` does it."""
+        self._factor, self._rungs = factor, rungs
 
     def start(self, launcher: Launcher | None = None, at_once: int = 1) -> None:
         """Starts the queue; `sweep(...)` does it."""
@@ -239,18 +259,24 @@ class Sweep:
         """A row a cell: what the grid sets, its state, parameters and what the run has reached."""
         from gptlab import costs
 
+        fields = dict.fromkeys(field for cell in self.cells for field in cell.values)  # of a list of rows: any cell's
         with self._reading:
             rows = []
             for cell, run, reason in zip(self.cells, self._runs, self._reasons, strict=True):
-                row: dict[str, Any] = cell.shape | cell.values
+                row: dict[str, Any] = cell.shape | {
+                    field: cell.values.get(field, getattr(cell.config, field, None)) for field in fields
+                }
                 row |= dict.fromkeys(("state", "parameters", "non_embedding", "step", "max_iters", "loss", "val_loss"))
-                row |= dict.fromkeys(("tokens_per_s", "mfu", "seconds"))
+                row |= dict.fromkeys(("matmul_parameters", "tokens", "flops", "tokens_per_s", "mfu", "seconds"))
                 if cell.config is not None:
                     row["max_iters"] = cell.config.max_iters
                 if (run.path / "run.json").is_file():
                     row |= {key: value for key, value in run.summary().items() if key in row}
-                    count = costs.parameters(run.config)  # its vocabulary is known
+                    config = run.config  # its vocabulary is known
+                    count, tokens = costs.parameters(config), run.tokens()
                     row |= {"parameters": count.total, "non_embedding": count.non_embedding}
+                    row |= {"matmul_parameters": costs.matmul_parameters(config)}
+                    row |= {"tokens": tokens, "flops": tokens and tokens * costs.flops_per_token(config)}
                 else:
                     row["state"] = "waiting" if reason is None else "invalid"
                 rows.append(row | {"name": self.run_name(cell), "reason": reason or _error(run)})
@@ -274,27 +300,50 @@ class Sweep:
         return self.csv_path
 
     def _work(self, launcher: Launcher, at_once: int) -> None:
-        """The queue: starts what is to be done, at most `at_once` at a time, until a stop is asked."""
-        waiting = [index for index, cell in enumerate(self.cells) if cell.config is not None]
-        running: dict[int, Handle] = {}
-        told = False
+        """The queue, once for each rung and once to the end, until a stop is asked."""
+        left = [index for index, cell in enumerate(self.cells) if cell.config is not None]
+        for rung in self._rungs:
+            self._to(rung, left, launcher, at_once)
+            if self._stopping.is_set():
+                break
+            left = self._best(rung, [index for index in left if self._reasons[index] is None])
+        else:
+            self._to(None, left, launcher, at_once)
+        self.write_csv()
+
+    def _to(self, rung: int | None, cells: Sequence[int], launcher: Launcher, at_once: int) -> None:
+        """Trains cells to a step, or to their end, at most `at_once` at a time."""
+        waiting, running = list(cells), dict[int, Handle]()
+        told = set[int]()
         while running or (waiting and not self._stopping.is_set()):
             ended = [index for index in running if not is_locked(self._runs[index].path)]  # held to its last moment
             for index in ended:
                 del running[index]
             while waiting and len(running) < at_once and not self._stopping.is_set():
                 index = waiting.pop(0)
+                if rung is not None and self._runs[index].step() >= rung:
+                    continue
                 handle = self._start_cell(index, launcher, at_once)
                 if handle is not None:
                     running[index] = handle
-            if self._stopping.is_set() and not told:
-                told = True
-                for handle in running.values():
+            for index, handle in running.items():
+                there = rung is not None and self._runs[index].step() >= rung
+                if (there or self._stopping.is_set()) and index not in told:
+                    told.add(index)
                     handle.stop()
             if ended:
                 self.write_csv()
             time.sleep(POLL_S)
-        self.write_csv()
+
+    def _best(self, rung: int, cells: Sequence[int]) -> list[int]:
+        """The cells that go on from a rung; the others' rows say why they do not."""
+        losses = [loss_at(self._runs[index], rung) for index in cells]
+        kept = [cells[place] for place in survivors(losses, self._factor)]
+        for index, loss in zip(cells, losses, strict=True):
+            if index not in kept:
+                place = 1 + sum(other < loss for other in losses)
+                self._reasons[index] = f"halving: loss {loss:.4f} at step {rung} was {place} of {len(cells)}"
+        return kept
 
     def _start_cell(self, index: int, launcher: Launcher, at_once: int) -> Handle | None:
         """Starts a cell's run or goes on with it; None where it is done or cannot be started."""

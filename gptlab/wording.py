@@ -58,7 +58,7 @@ def cell(name: str, value: Any) -> str:
         return f"{value:.4f}"
     if name == "mfu":
         return f"{100 * value:.2f}%"
-    if name in ("tokens_per_s", "parameters", "non_embedding"):
+    if name in ("tokens_per_s", "parameters", "non_embedding", "tokens"):
         return amount(value)
     if name == "seconds":
         return duration(value)
@@ -90,7 +90,8 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
 
 def sweep_columns(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> list[str]:
     """What a sweep's table shows: columns that say something, without the runs' names; `narrow` fits 80 columns."""
-    hidden = ("name", "non_embedding", "max_iters", *(("reason", "seconds") if narrow else ()))
+    hidden: tuple[str, ...] = ("name", "non_embedding", "matmul_parameters", "flops", "max_iters")
+    hidden += ("reason", "seconds", "tokens") if narrow else ()
     return [name for name in rows[0] if name not in hidden and any(row[name] is not None for row in rows)]
 
 
