@@ -49,11 +49,14 @@ class Parts:
     step: TrainStep
 
 
-def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World) -> Parts:
+def assemble(
+    config: TrainConfig, setting: Setting, tokens: Tokens, world: World, *, backend: str = "inductor"
+) -> Parts:
     """Builds the parts on this process's device.
 
     Args:
         tokens: the training split.
+        backend: what torch.compile hands the graphs to, where the setting compiles.
     """
     allow_tfloat32(setting.dtype)
     model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
@@ -66,7 +69,7 @@ def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World
         seed=config.seed,
     )  # fmt: skip
     step = TrainStep(
-        compiling.compiled(model, setting.compile), optimizer, replicas, batches, config, world,
+        compiling.compiled(model, setting.compile, backend), optimizer, replicas, batches, config, world,
         micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
         engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads) if native else None,
         compiled_update=compiling.CompiledUpdate(optimizer, lambda: replicas.gradients) if whole else None,
