@@ -71,7 +71,8 @@ def assemble(
     step = TrainStep(
         compiling.compiled(model, setting.compile, backend), optimizer, replicas, batches, config, world,
         micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads) if native else None,
+        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
+        if native else None,
         compiled_update=compiling.CompiledUpdate(optimizer, lambda: replicas.gradients) if whole else None,
     )  # fmt: skip
     return Parts(model, optimizer, step)
