@@ -4,6 +4,7 @@
 #   make lab     JupyterLab on the first notebook
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
 #   make test    lint, types, floors, unit tests, notebooks, browser
+#   make bench   what the README says of speed, measured here and written there
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,10 +19,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo test
+.PHONY: help lab demo test bench
 
 help:
-	@sed -n '4,7s/^#//p' Makefile
+	@sed -n '4,8s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -37,6 +38,9 @@ test: $(READY)
 	$(BIN)/lint-imports
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests $(NOTEBOOKS)
+
+bench: $(READY)
+	$(BIN)/python -m gptlab.benchmark.readme README.md
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gptlab needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv), and none is on the PATH: install one, or name it with 'make PYTHON=/path/to/python'." >&2; exit 2; }

@@ -152,6 +152,6 @@ def first_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) 
 def apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor], *, half: bool) -> tuple[str, float] | None:
     """The tensor that differs most between two runs of one side, and by how much of its size, if that is more than the
     tolerance."""
-    gaps = [(error(wanted.double(), second[name]), name) for name, wanted in first.items() if name in second]
-    gap, name = max(gaps, default=(0.0, ""))
+    both = [(name, wanted) for name, wanted in first.items() if name in second and wanted.isfinite().all()]
+    gap, name = max(((error(wanted.double(), second[name]), name) for name, wanted in both), default=(0.0, ""))
     return (name, gap) if gap > TOLERANCE[half] else None

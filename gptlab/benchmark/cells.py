@@ -205,6 +205,8 @@ def _cell(plan: Plan, kind: str, values: dict[str, Any]) -> Cell:
     # Both sides take the same steps: one learning rate from the first on.
     config = config.replace(warmup_iters=0, min_lr=config.learning_rate, vocab_size=config.vocab_size)
     options: dict[str, Any] = {**(TORCHBENCH_TOKENS if recipe else {}), **plan.options}
+    if kind == "generate" and "new_tokens" not in options:
+        options["new_tokens"] = max(1, min(Cell.new_tokens, config.block_size - options.get("prompt", Cell.prompt)))
     cell = Cell(
         kind=kind, model=plan.model, backend=backend, against=against, config=config, opponent=config, recipe=recipe,
         **options,

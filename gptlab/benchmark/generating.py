@@ -25,6 +25,8 @@ from gptlab.model import GPT
 from gptlab.sampling import generate
 
 DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVIATION = 0.02
+"""Of a new GPT's weights (`model.initialise`)."""
 TORCHBENCH_SAMPLING = {"temperature": 0.8, "top_k": 200}
 """As the nanogpt folder of pytorch/benchmark draws."""
 
@@ -56,9 +58,18 @@ class Way:
 
 
 def model_of(cell: Cell, device: str) -> GPT:
-    """The weights of a cell, float32, in eval mode."""
+    """The weights of a cell, float32, in eval mode.
+
+    A GPT that has learned nothing repeats its last token, whatever came before, so that a wrong context would not show:
+    the matrices of its blocks are made as large as keeps the size of what passes through, 1 / sqrt(C).
+    """
     model = GPT(cell.config, seed=cell.config.seed)
     model.load_state_dict(weights_of(cell.config))
+    if cell.config.init_from is None:
+        with torch.no_grad():
+            for name, p in model.h.named_parameters():
+                if name.endswith("weight") and p.dim() == 2:
+                    p.mul_(cell.config.n_embd**-0.5 / DEVIATION)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -127,15 +138,17 @@ class _Plain:
     def __call__(self, prompts: Tensor, new: int, options: dict[str, Any]) -> Tensor:
         choice, draw = Choice(**options), torch.Generator().manual_seed(0)
         block_size, cache, text = self.model.config.block_size, self._cache(len(prompts)), prompts
+        last = prompts  # what the cache has not seen yet
         for _ in range(new):
             if text.size(1) > block_size:
                 logits = self.model.logits(self.model.hidden(text[:, -block_size:])[:, -1])
             elif text.size(1) == prompts.size(1):
-                logits = self._step(text, cache)
+                logits = self._step(last, cache)
             else:
-                logits = self.step(text[:, -1:], cache)
+                logits = self.step(last, cache)
             draws = torch.rand(len(text), generator=draw, dtype=torch.float64) if choice.temperature else None
-            text = torch.cat((text, choice(logits.cpu(), draws=draws)[:, None].to(text.device)), 1)
+            last = choice(logits.cpu(), draws=draws)[:, None].to(text.device)  # (B, 1)
+            text = torch.cat((text, last), 1)
         return text[:, prompts.size(1) :]
 
 
