@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptlab import costs, counts, hardware, peaks
+from gptlab import costs, counts, footprint, hardware, peaks
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
@@ -155,8 +155,8 @@ def test_micro_batches_share_the_batch_evenly_and_fit() -> None:
             size = costs.choose_micro_batch(config, memory)
             share = -(-batch // nproc)
             assert 1 <= size <= share
-            assert costs.peak_bytes(config, size, nproc=nproc) <= costs.USABLE_MEMORY * memory
-            assert size * config.block_size <= max(costs.MICRO_BATCH_TOKENS, config.block_size)
+            assert footprint.run_bytes(config, size, "float32", "cpu") <= footprint.USABLE_MEMORY * memory
+            assert size * config.block_size <= max(footprint.MICRO_BATCH_TOKENS, config.block_size)
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=12), 24 * GIB) == 12
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=64), 24 * GIB) == 32
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=41), 24 * GIB) == 21  # a prime: two near-equal ones
