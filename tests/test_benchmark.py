@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gptlab.benchmark import baseline, isolation, provenance, table
+from gptlab.benchmark import baseline, isolation, provenance, readme, table
 from gptlab.benchmark.accuracy import compare, first_difference
 from gptlab.benchmark.cells import Cell, Plan, grid
 from gptlab.benchmark.pairing import interval, is_tight, take_turns, verdict
@@ -99,7 +99,7 @@ def test_what_is_missing_or_not_finite_has_a_status_of_its_own() -> None:
 
 
 def test_a_grid_has_every_combination_and_generate_has_one_process() -> None:
-    axes = {"backend": ["eager", "inductor"], "dtype": ["float32", "bfloat16"], "nproc": [1, 2]}
+    axes: dict[str, list[Any]] = {"backend": ["eager", "inductor"], "dtype": ["float32", "bfloat16"], "nproc": [1, 2]}
     cells, notes = grid(Plan("all", "tiny"), axes)
     assert len(cells) == 8 + 4 and len({cell.label for cell in cells}) == 12
     assert all(cell.config.nproc == 1 for cell in cells if cell.kind == "generate") and "no nproc" in notes[0]
@@ -218,7 +218,7 @@ def test_a_baseline_tells_slower_from_noise(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_summary_leaves_out_what_is_wrong() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"accuracy": "pass", "speedup": 2.0, "compile_s": 4.0, "compression_ratio": 1.0},
         {"accuracy": "pass", "speedup": 8.0, "compile_s": 8.0, "compression_ratio": 4.0},
         {"accuracy": "fail_accuracy", "speedup": 100.0},
@@ -227,6 +227,19 @@ def test_the_summary_leaves_out_what_is_wrong() -> None:
     found = table.summary(rows)
     assert (found["pass_rate"], found["geomean_speedup"], found["mean_compile_s"]) == (0.5, pytest.approx(4.0), 6.0)
     assert found["geomean_compression"] == pytest.approx(2.0) and found["not_run"] == 1
+
+
+def test_the_readme_gets_the_table_between_its_markers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(monkeypatch)
+    monkeypatch.setattr(readme, "PLANS", readme.PLANS[:2])
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    assert readme.main([str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.count("2.00x | 1.90 to 2.10") == 2 and (tmp_path / "bench.csv").exists()
+    with pytest.raises(ConfigError, match="no line"):
+        readme.replace("nothing", [])
 
 
 def test_a_noisy_machine_is_said_to_be_noisy() -> None:

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptlab import attention, kvcache, sampling
-from gptlab.benchmark import generating, isolation, judging, training
+from gptlab import attention, initial, kvcache, sampling
+from gptlab.benchmark import isolation
 from gptlab.benchmark.accuracy import Verdict
 from gptlab.benchmark.cell import settle
 from gptlab.benchmark.cells import Cell, Plan, grid
+from gptlab.benchmark.inside import generating, judging, training
 from gptlab.cli import main
 from gptlab.parallel.world import World
 
@@ -106,7 +107,7 @@ def test_float16_that_overflows_is_not_finite(monkeypatch: pytest.MonkeyPatch, t
         with torch.no_grad():
             model.ln_f.weight.fill_(1e6)
 
-    monkeypatch.setattr(training.initial, "load", huge)
+    monkeypatch.setattr(initial, "load", huge)
     found = judge(cell_of(dtype="float16", init_from="somewhere"), tmp_path)
     assert found.status == "not_finite" and "golden's is" in found.note and found.worst
 
@@ -172,10 +173,10 @@ def test_what_ends_early_is_a_row(
     with_fault(
         tmp_path, monkeypatch,
         "import sys\nif 'gptlab.benchmark.cell' in ' '.join(sys.orig_argv):\n"
-        "    import gptlab.benchmark.cell as cell\n"
+        "    from gptlab import worker\n"
         "    def broken(*_):\n"
         f"        {fault}\n"
-        "    cell.settle = broken\n",
+        "    worker.settle = broken\n",
     )  # fmt: skip
     import dataclasses
 

@@ -13,7 +13,7 @@ of the tolerance. Here errors are relative to the golden tensor's own root mean 
 right as a logit of 10. What the rule cannot see has a status of its own: a gradient that is not there, numbers that are
 not finite.
 
-Left out on purpose: making the tensors (`judging.py`).
+Left out on purpose: making the tensors (`inside/judging.py`).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from gptlab.assembly import Setting
-    from gptlab.benchmark.counting import Counts
-    from gptlab.benchmark.training import Trainee
+    from gptlab.benchmark.inside.counting import Counts
+    from gptlab.benchmark.inside.training import Trainee
     from gptlab.parallel.world import World
 
 LOUD = ("NOT AS ASKED", hardware.FALLBACK)
@@ -123,8 +123,8 @@ def _device(config: TrainConfig, kind: str, rank: int) -> torch.device:
 
 
 def _train(place: Place, setting: Setting, world: World) -> None:
-    from gptlab.benchmark import judging, race, training
-    from gptlab.benchmark.counting import Counts
+    from gptlab.benchmark.inside import judging, race, training
+    from gptlab.benchmark.inside.counting import Counts
 
     cell, counts = place.cell, Counts()
     ours: Trainee | None = None
@@ -175,8 +175,8 @@ def _keep(cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _generate(place: Place, setting: Setting, world: World) -> None:
-    from gptlab.benchmark import generating, judging, race
-    from gptlab.benchmark.counting import Counts
+    from gptlab.benchmark.inside import generating, judging, race
+    from gptlab.benchmark.inside.counting import Counts
 
     cell, counts = place.cell, Counts()
     place.stage("candidate")
@@ -202,8 +202,8 @@ def _alone(place: Place, setting: Setting, world: World) -> None:
     what the first time left on the disk."""
     import torch
 
-    from gptlab.benchmark import generating, training
-    from gptlab.benchmark.counting import Counts
+    from gptlab.benchmark.inside import generating, training
+    from gptlab.benchmark.inside.counting import Counts
 
     cell, kind = place.cell, world.device.type
     name = "ours" if place.part == "ours" else cell.against

@@ -4,7 +4,7 @@
     >>> interval([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     (2.0, 2.0)
 
-Left out on purpose: what is timed (`race.py`).
+Left out on purpose: what is timed (`inside/race.py`).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from gptlab.assembly import Setting
 from gptlab.benchmark.accuracy import TOLERANCE, Verdict, apart, compare, first_difference, limit
 from gptlab.benchmark.cells import Cell
-from gptlab.benchmark.generating import golden_logits
-from gptlab.benchmark.training import PlainLoop, Trainee, decayed_groups
+from gptlab.benchmark.inside.generating import golden_logits
+from gptlab.benchmark.inside.training import PlainLoop, Trainee, decayed_groups
 from gptlab.optimizer import learning_rate, make_optimizer, update
 from gptlab.parallel.world import World
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gptlab.benchmark.cells import Cell
-from gptlab.benchmark.training import torch_backend, transformers_model, wait, weights_of
+from gptlab.benchmark.inside.training import torch_backend, transformers_model, wait, weights_of
 from gptlab.choosing import Choice
 from gptlab.decoding import Decoder
 from gptlab.kvcache import KVCache

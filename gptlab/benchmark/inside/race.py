@@ -17,11 +17,11 @@ import torch
 from gptlab import costs, hardware
 from gptlab.assembly import Setting
 from gptlab.benchmark.cells import Cell
-from gptlab.benchmark.counting import Counts
-from gptlab.benchmark.generating import TORCHBENCH_SAMPLING, Way
+from gptlab.benchmark.inside.counting import Counts
+from gptlab.benchmark.inside.generating import TORCHBENCH_SAMPLING, Way
+from gptlab.benchmark.inside.training import Trainee
 from gptlab.benchmark.pairing import interval, median, spread, take_turns, verdict
 from gptlab.benchmark.provenance import Quiet
-from gptlab.benchmark.training import Trainee
 from gptlab.counts import mfu
 from gptlab.parallel.world import World
 
