@@ -12,7 +12,7 @@ from gptlab.benchmark.cell import settle
 from gptlab.benchmark.cells import Plan, grid
 from gptlab.benchmark.inside import generating, training
 from gptlab.benchmark.pairing import take_turns
-from gptlab.native import build
+from gptlab.native import choose
 from gptlab.parallel.world import World
 
 PAIRS = 7

@@ -3,11 +3,11 @@
     >>> from gptlab.benchmark import bench
     >>> bench("train", "tiny", backend=["eager", "inductor"], against="plain")[["backend", "accuracy", "speedup"]]
 
-A cell (`cells.py`) runs in processes of its own (`isolation.py`, `cell.py`). There (`inside/`) it is judged, by the rule
-in `accuracy.py`, then raced against its opponent: both sides are set up once and warmed up untimed,
-then take turns, A B A B, with the same threads, windows and global batch, so that whatever else the machine does falls
-on both. The ratio is that of medians; its interval comes from resampling the pairs. Peak memory is taken in a process
-for each side. What comes of it is a row (`table.py`), with where it comes from (`provenance.py`).
+A cell (`cells.py`) runs in processes of its own (`isolation.py`, `cell.py`). There (`inside/`) it is judged, by the
+rule in `accuracy.py`, then raced against its opponent: both sides are set up once and warmed up untimed, then take
+turns, A B A B, with the same threads, windows and global batch, so that whatever else the machine does falls on both.
+The ratio is that of medians; its interval comes from resampling the pairs. Peak memory is taken in a process for each
+side. What comes of it is a row (`table.py`), with where it comes from (`provenance.py`).
 
 Left out on purpose: choosing a setting by measuring (`gptlab/tuning.py`).
 """
