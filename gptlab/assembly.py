@@ -1,4 +1,4 @@
-"""From a config and what its `auto` became to a model, an optimizer and a step that are ready to go.
+"""From a config and what its `auto` became to a strategy and a step that are ready to go.
 
     parts = assemble(config, setting, tokens, world)
     parts.step(0).loss
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.optim import Optimizer
+import torch
 
 from gptlab import compiling
 from gptlab.attention import Attention
@@ -20,10 +20,13 @@ from gptlab.batches import Batches, Tokens
 from gptlab.config import TrainConfig
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
-from gptlab.parallel.replicas import Replicas
+from gptlab.parallel.pipeline.pipelined import Pipelined
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.sharded import Sharded
+from gptlab.parallel.strategy import Strategy, Work
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32
+from gptlab.spread import PIPELINES
 from gptlab.step import TrainStep
 
 
@@ -44,8 +47,7 @@ class Setting:
 class Parts:
     """What trains."""
 
-    model: GPT
-    optimizer: Optimizer
+    strategy: Strategy
     step: TrainStep
 
 
@@ -59,20 +61,31 @@ def assemble(
         backend: what torch.compile hands the graphs to, where the setting compiles.
     """
     allow_tfloat32(setting.dtype)
-    model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
-    whole = setting.compile == "step"
-    optimizer = make_optimizer(model, config, fused=not whole)
-    native = setting.kernels == "native"
-    replicas = Replicas(model, world, keep=native)
     batches = Batches(
         tokens, block_size=config.block_size, global_batch_size=config.global_batch_size, order=config.data_order,
         seed=config.seed,
     )  # fmt: skip
-    step = TrainStep(
-        compiling.compiled(model, setting.compile, backend), optimizer, replicas, batches, config, world,
-        micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
-        if native else None,
-        compiled_update=compiling.CompiledUpdate(optimizer, lambda: replicas.gradients) if whole else None,
+    work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
+    strategy = _spread(work, setting, backend)
+    update = None
+    if setting.compile == "step":
+        update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients)
+    return Parts(strategy, TrainStep(strategy, work, compiled_update=update))
+
+
+def _spread(work: Work, setting: Setting, backend: str) -> Strategy:
+    """The strategy that the config asks for; in a world of one all are the same."""
+    if work.config.strategy in PIPELINES and work.world.size > 1:
+        return Pipelined(work, attention=setting.attention)
+    if work.config.strategy == "fsdp" and work.world.size > 1:
+        with torch.device("meta"):
+            empty = GPT(work.config, attention=setting.attention)
+        return Sharded(empty, work)
+    model = GPT(work.config, attention=setting.attention, seed=work.config.seed).to(work.world.device)
+    engine = None
+    if setting.kernels == "native":
+        engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
+    return Replicated(
+        model, work, callee=compiling.compiled(model, setting.compile, backend), fused=setting.compile != "step",
+        engine=engine,
     )  # fmt: skip
-    return Parts(model, optimizer, step)

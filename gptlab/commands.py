@@ -21,6 +21,7 @@ from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
+from gptlab.timelines import pipeline as pipeline
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
 

@@ -34,6 +34,7 @@ from gptlab.footprint import (
     number_bytes,
     peak_bytes,
     predicted_peak_bytes,
+    share_bytes,
     state_bytes,
 )
 
@@ -167,7 +168,7 @@ def cost(config: TrainConfig) -> dict[str, Any]:
         "dtype": dtype,
         "dtype_reason": dtype_reason,
         "micro_batch_size": size,
-        "state_bytes": state_bytes(config),
+        "state_bytes": share_bytes(config),
         "peak_bytes": predicted_peak_bytes(config, size, memory / sharing, dtype, kind),
         "memory_bytes": memory,
         "fits": refusal is None,

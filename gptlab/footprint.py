@@ -10,10 +10,13 @@ Left out on purpose: what the machine has (`hardware.py`), and what was really h
 
 from __future__ import annotations
 
-from gptlab import kernels
+import dataclasses
+
+from gptlab import kernels, shares
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.counts import logit_rows, loss_in_chunks, matmul_parameters, parameters
 from gptlab.presets import PRESETS, preset
+from gptlab.shares import Work
 
 USABLE_MEMORY = 0.9
 """Share of a memory that a run may plan with; the rest is the system's, the interpreter's and the allocator's gaps."""
@@ -33,6 +36,11 @@ def state_bytes(config: GPTConfig) -> int:
     """Training state of one process: 16 bytes a number (weight, gradient, two moments), 12 where Muon has one."""
     muon = 12 * config.n_layer * config.n_embd**2 if getattr(config, "optimizer", "") == "muon" else 0
     return 16 * parameters(config).allocated - 4 * muon
+
+
+def share_bytes(config: TrainConfig) -> int:
+    """Training state of the process that holds most of it: `state_bytes`, or its part."""
+    return 16 * shares.held_parameters(config) if shares.parted(config) else state_bytes(config)
 
 
 def activation_bytes(
@@ -147,6 +155,12 @@ def peak_bytes(
     copy = state_bytes(config) - 4 * parameters(config).allocated if saving and device == "cpu" else 0
     if native:
         return state_bytes(config) + native_bytes(config, micro_batch_size, dtype) + copy
+    work = _work(config, micro_batch_size, dtype, attention=attention, device=device)
+    return state_bytes(config) + work.kept + work.most + copy
+
+
+def _work(config: GPTConfig, micro_batch_size: int, dtype: str, *, attention: str, device: str) -> Work:
+    """What a micro-batch keeps, and what its backward pass takes at its start."""
     C, F, V, s = config.n_embd, config.mlp_width, config.padded_vocab_size, number_bytes(dtype)
     activation = s * F * (3 if config.mlp == "swiglu" else 2)
     tokens = micro_batch_size * config.block_size
@@ -154,10 +168,10 @@ def peak_bytes(
     work, head = tokens * (4 * C + activation), 4 * V * C
     if loss_in_chunks(config, tokens):
         chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
-        most = max(kept + head + max(chunk, work), head + head * config.tie_head)
+        most = max(kept + head + max(chunk, work), head + head * config.tie_head) - kept
     else:
-        most = kept + max(tokens * 8 * config.vocab_size, work)
-    return state_bytes(config) + most + copy
+        most = max(tokens * 8 * config.vocab_size, work)
+    return Work(kept, most)
 
 
 def number_bytes(dtype: str) -> int:
@@ -166,7 +180,16 @@ def number_bytes(dtype: str) -> int:
 
 
 def run_bytes(config: TrainConfig, size: int, dtype: str, device: str, *, saving: bool = False) -> int:
-    """`peak_bytes` of a run as it will be: with the kernels and the attention that it will take."""
+    """`peak_bytes` of a run as it will be: with the kernels and the attention that it will take, and of a process's
+    part where the strategy leaves it one. Then the main process gathers the whole state before it copies it."""
+    if shares.parted(config):
+
+        def work(layers: int) -> Work:
+            shape = dataclasses.replace(config.shape(), n_layer=layers)
+            return _work(shape, size, dtype, attention=config.attention, device=device)
+
+        copies = 2 * (state_bytes(config) - 4 * parameters(config).allocated) if saving and device == "cpu" else 0
+        return shares.peak_bytes(config, size, work, number_bytes(dtype)) + copies
     return peak_bytes(
         config, size, dtype, attention=config.attention, device=device, saving=saving,
         native=kernels.serves(config, device, dtype),
@@ -217,7 +240,7 @@ def check_fits(
     wanted = sharing * run_bytes(config, size, dtype, device)
     if wanted <= usable:
         return
-    state = sharing * state_bytes(config)
+    state = sharing * share_bytes(config)
     processes = f" in {sharing} processes" if sharing > 1 else ""
     mend = "choose a smaller n_layer or n_embd"
     if size > 1 and sharing * run_bytes(config, 1, dtype, device) <= usable:

@@ -19,6 +19,7 @@ from gptlab.benchmark.cell import settle
 from gptlab.benchmark.cells import Cell, Plan, grid
 from gptlab.benchmark.inside import generating, judging, training
 from gptlab.cli import main
+from gptlab.model import GPT
 from gptlab.parallel.world import World
 
 PLAIN = {"block_size": 16, "threads": 1, "device": "cpu", "n_embd": 32, "kernels": "torch"}
@@ -75,7 +76,7 @@ def test_attention_that_is_off_by_one_fails_and_the_tensor_is_named(
 
 def test_a_gradient_that_is_dropped_is_missing(tmp_path: Path) -> None:
     def drop(side: Any) -> None:
-        dict(side.parts.model.named_parameters())["h.1.mlp.c_fc.bias"].register_hook(torch.zeros_like)
+        dict(side.parts.strategy.part.named_parameters())["h.1.mlp.c_fc.bias"].register_hook(torch.zeros_like)
 
     found = judge(cell_of(), tmp_path, drop)
     assert (found.status, found.worst) == ("missing_gradient", "grad h.1.mlp.c_fc.bias")
@@ -83,7 +84,7 @@ def test_a_gradient_that_is_dropped_is_missing(tmp_path: Path) -> None:
 
 def test_an_update_that_forgets_weight_decay_fails(tmp_path: Path) -> None:
     def forget(side: Any) -> None:
-        for group in side.parts.optimizer.param_groups:
+        for group in side.parts.strategy.optimizer.param_groups:
             group["weight_decay"] = 0.0
 
     found = judge(cell_of(), tmp_path, forget)
@@ -103,11 +104,12 @@ def test_dropout_that_is_left_on_makes_two_runs_differ(monkeypatch: pytest.Monke
 
 
 def test_float16_that_overflows_is_not_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def huge(model: Any, config: Any, say: Any) -> None:
-        with torch.no_grad():
-            model.ln_f.weight.fill_(1e6)
+    def huge(config: Any, say: Any) -> dict[str, Tensor]:
+        weights = GPT(config).state_dict()
+        weights["ln_f.weight"].fill_(1e6)
+        return weights
 
-    monkeypatch.setattr(initial, "load", huge)
+    monkeypatch.setattr(initial, "read", huge)
     found = judge(cell_of(dtype="float16", init_from="somewhere"), tmp_path)
     assert found.status == "not_finite" and "golden's is" in found.note and found.worst
 

@@ -12,7 +12,7 @@ from gptlab.benchmark.cell import settle
 from gptlab.benchmark.cells import Plan, grid
 from gptlab.benchmark.inside import generating, training
 from gptlab.benchmark.pairing import take_turns
-from gptlab.native import choose
+from gptlab.kernels import refusal
 from gptlab.parallel.world import World
 
 PAIRS = 7
@@ -27,7 +27,7 @@ def ratio(ours: Any, theirs: Any) -> float:
 def test_a_training_step_keeps_ahead_of_plain() -> None:
     changes = {"threads": 1, "device": "cpu", "block_size": 128, "global_batch_size": 8, "dtype": "bfloat16"}
     cell = grid(Plan("train", "2/4/128", changes=changes), {})[0][0]
-    if (why := build.refusal(cell.config, "cpu", "bfloat16")) is not None:
+    if (why := refusal(cell.config, "cpu", "bfloat16")) is not None:
         pytest.skip(why)
     world, setting = World(0, 1, torch.device("cpu")), settle(cell, cell.config, strict=True)
     ours, plain = (training.make(name, cell, setting, world) for name in ("ours", "plain"))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptlab import hardware, memory, worker
+from gptlab import hardware, memory, spread, worker
 from gptlab.benchmark.cells import Cell
 from gptlab.config import TrainConfig
 from gptlab.runs import write_json
@@ -100,7 +100,9 @@ def run(place: Place) -> None:
     store = None
     if cell.config.nproc > 1:
         store = torch.distributed.FileStore(str(place.folder / f"meet-{place.part}"), cell.config.nproc)  # type: ignore[attr-defined]
-    world = connect(place.rank, cell.config.nproc, device, store, shared_gpu=cell.config.share_gpu)
+    world = connect(place.rank, cell.config.nproc, device, store, shared_gpu=cell.config.share_gpu,
+        stages=spread.processes(cell.config, cell.config.nproc), groups=cell.config.strategy != "ddp",
+    )  # fmt: skip
     if place.part == "race":
         place.know(
             dev=setting.device, device_name=hardware.device_name(setting.device), threads=setting.threads,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab import initial, weights
-from gptlab.config import ConfigError, TrainConfig, did_you_mean, field_types
+from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.presets import PRESETS, preset
 from gptlab.runs import Run
 
@@ -158,12 +158,10 @@ def grid(plan: Plan, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Cell], lis
     """
     if plan.kind not in KINDS:
         raise ConfigError(f"bench cannot {plan.kind!r}{did_you_mean(plan.kind, KINDS)}: choose train, generate or all.")
-    for name, known in (("backend", BACKENDS), ("strategy", None)):
-        for value in axes.get(name, ()):
-            if known is not None and value not in known:
-                raise ConfigError(f"There is no {name} {value!r}{did_you_mean(value, known)}: see {', '.join(known)}.")
-    if "strategy" not in field_types(TrainConfig) and set(axes.get("strategy", ())) - {"ddp"}:
-        raise ConfigError(f"There is no strategy {axes['strategy'][0]!r}: choose ddp.")
+    for value in axes.get("backend", ()):
+        if value not in BACKENDS:
+            hint = did_you_mean(value, BACKENDS)
+            raise ConfigError(f"There is no backend {value!r}{hint}: choose one of {', '.join(BACKENDS)}.")
     cells: list[Cell] = []
     notes: list[str] = []
     for kind in KINDS[plan.kind]:
@@ -182,8 +180,6 @@ def _cell(plan: Plan, kind: str, values: dict[str, Any]) -> Cell:
     against = plan.against or ("eager" if named else AGAINST[kind][0])
     if against not in AGAINST[kind]:
         raise ConfigError(f"bench {kind} cannot race {against!r}: choose {' or '.join(AGAINST[kind])}.")
-    if "strategy" not in field_types(TrainConfig):
-        values.pop("strategy", None)
     recipe = "torchbench" if plan.model == "torchbench" else ""
     changes = {**plan.changes, **values, **BACKENDS[backend]}
     alone = 1 if kind == "generate" else None

@@ -57,7 +57,7 @@ def finish(cell: Cell, found: Row) -> Row:
         "dev": found.pop("dev", config.device), "name": cell.model, "batch_size": config.global_batch_size, **found,
         "kind": cell.kind, "backend": cell.backend, "against": cell.against, "recipe": cell.recipe or None,
         "dtype": ours.get("dtype", config.dtype), "attention": ours.get("attention", config.attention),
-        "nproc": config.nproc, "strategy": getattr(config, "strategy", "ddp"), "block_size": config.block_size,
+        "nproc": config.nproc, "strategy": config.strategy, "block_size": config.block_size,
         "micro_batch_size": setting.get("micro_batch_size") if cell.kind == "train" else None,
         "kernels": setting.get("kernels"), "compile": ours.get("compile"), "seed": config.seed,
         "against_dtype": other.get("dtype"), "against_compile": other.get("compile"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -24,8 +25,12 @@ from gptlab import compiling, initial
 from gptlab.assembly import Setting, assemble
 from gptlab.batches import Batches, micro_batches, share
 from gptlab.benchmark.cells import Cell
+from gptlab.checkpoint import MODEL
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.sharded import Sharded
+from gptlab.parallel.strategy import Strategy
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32, precision
 
@@ -73,9 +78,7 @@ def batches_of(config: TrainConfig, length: int) -> Batches:
 
 def weights_of(config: TrainConfig) -> dict[str, Tensor]:
     """The weights that every side of a cell begins with."""
-    model = GPT(config, seed=config.seed)
-    initial.load(model, config, lambda _: None)
-    return model.state_dict()
+    return initial.read(config, lambda _: None) or GPT(config, seed=config.seed).state_dict()
 
 
 def transformers_model(config: GPTConfig, state: dict[str, Tensor]) -> nn.Module:
@@ -140,10 +143,11 @@ class OurStep:
         self.world, self.config, self.turn = world, config, 0
         self.batches = batches_of(config, config.block_size)
         self.parts = assemble(config, setting, self.batches.tokens, world, backend=backend)
-        if config.init_from:
-            initial.load(self.parts.model, config, lambda _: None)
-        self.parts.model.train()
-        self.begin = {name: p.detach().clone() for name, p in self.parts.model.named_parameters()}
+        if weights := initial.read(config, lambda _: None):
+            self.parts.strategy.load({MODEL: weights})
+        self.parts.strategy.part.train()
+        self.mine = [p for group in self.parts.strategy.optimizer.param_groups for p in group["params"]]
+        self.begin = [p.detach().clone() for p in self.mine]
         self.scale = scaler.state() if (scaler := self.parts.step.scaler) else None
         self.norm = 0.0
 
@@ -158,23 +162,24 @@ class OurStep:
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Trainee`."""
-        return named_tensors(self.parts.model) | {NORM: torch.tensor([self.norm])}
+        return whole_tensors(self.parts.strategy) | {NORM: torch.tensor([self.norm])}
 
     def outputs(self) -> Tensor | None:
         """See `Trainee`. The kernel of our own gives no logits."""
-        if self.world.size > 1 or self.parts.step.engine is not None:
+        strategy = self.parts.strategy
+        if self.world.size > 1 or not isinstance(strategy, Replicated) or strategy.engine is not None:
             return None
-        ids, _ = self.batches.micro_batch(0, 0, self.parts.step.micro_batch_size)
+        ids, _ = self.batches.micro_batch(0, 0, strategy.work.micro_batch_size)
         with torch.no_grad(), precision(self.world.device, self.setting["dtype"]):
-            logits: Tensor = self.parts.step.model(ids.to(self.world.device))
+            logits: Tensor = strategy.callee(ids.to(self.world.device))
         return logits
 
     @torch.no_grad()
     def reset(self) -> None:
         """See `Trainee`. In place: what is compiled holds on to the tensors."""
-        for name, p in self.parts.model.named_parameters():
-            p.copy_(self.begin[name])
-        for state in self.parts.optimizer.state.values():
+        for p, begin in zip(self.mine, self.begin, strict=True):
+            p.copy_(begin)
+        for state in self.parts.strategy.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
@@ -214,7 +219,8 @@ class PlainLoop:
         self.batches = batches_of(config, cell.length)
         allow_tfloat32(self.dtype)
         model: nn.Module = GPT(config, attention=setting.attention, seed=config.seed)
-        initial.load(model, config, lambda _: None)  # type: ignore[arg-type]
+        if weights := initial.read(config, lambda _: None):
+            model.load_state_dict(weights)
         attention: str = setting.attention
         if transformers:
             model = transformers_model(config, model.state_dict())
@@ -312,15 +318,20 @@ def decayed_groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[
     ]
 
 
-def named_tensors(named: nn.Module | dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """`grad NAME` and `weight NAME`, whole and in copies of their own; sharded ones are gathered (a collective)."""
+def named_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`grad NAME` and `weight NAME` of parameters, in copies of their own."""
+    found = {f"grad {name}": p.grad.clone() for name, p in named.items() if p.grad is not None}
+    return found | {f"weight {name}": p.detach().clone() for name, p in named.items()}
+
+
+def whole_tensors(strategy: Strategy) -> dict[str, Tensor]:
+    """The same of a strategy: what this process holds, or, of rows, the whole on the main one. Collective."""
+    if not isinstance(strategy, Sharded):
+        return named_tensors(dict(strategy.part.named_parameters()))
     found: dict[str, Tensor] = {}
-    items = named.named_parameters() if isinstance(named, nn.Module) else named.items()
-    for name, p in items:
-        for kind, value in (("grad", p.grad), ("weight", p.detach())):
-            if value is not None:
-                gathered: Any = value
-                found[f"{kind} {name}"] = (
-                    gathered.full_tensor() if hasattr(gathered, "full_tensor") else gathered.clone()
-                )
+    for name, rows in strategy.shards.parameters.items():
+        for kind, value in (("grad", rows.grad), ("weight", rows.detach())):
+            whole = None if value is None else strategy.shards.gather(name, value)
+            if whole is not None and strategy.work.world.is_main:
+                found[f"{kind} {name}"] = whole.clone()
     return found
