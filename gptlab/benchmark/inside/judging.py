@@ -31,6 +31,7 @@ from gptlab.benchmark.accuracy import TOLERANCE, Verdict, apart, compare, first_
 from gptlab.benchmark.cells import Cell
 from gptlab.benchmark.inside.generating import golden_logits
 from gptlab.benchmark.inside.training import PlainLoop, Trainee, decayed_groups
+from gptlab.config import TrainConfig
 from gptlab.optimizer import learning_rate, make_optimizer, update
 from gptlab.parallel.world import World
 
@@ -115,7 +116,8 @@ def judge_training(
     if logits is not None:
         first["logits"] = logits
     alone = World(0, 1, world.device)
-    config = cell.config.replace(nproc=1, dropout=0.0, vocab_size=cell.config.vocab_size)
+    lone = {name: getattr(TrainConfig, name) for name in ("strategy", "stages", "split", "pipeline_schedule")}
+    config = cell.config.replace(nproc=1, dropout=0.0, vocab_size=cell.config.vocab_size, **lone)
     plain = dataclasses.replace(setting, attention="math", kernels="torch", compile="off")
     most = max(1, LOGITS // (cell.length * config.vocab_size))
     stage("golden")
