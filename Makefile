@@ -6,6 +6,7 @@
 #   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
 #   make notebooks   all notebooks at their default budget, each some minutes
+#   make bench   what the README says of speed, measured here and written there
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,10 +21,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo faults test notebooks
+.PHONY: help lab demo faults test notebooks bench
 
 help:
-	@sed -n '4,8s/^#//p' Makefile
+	@sed -n '4,10s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -46,6 +47,9 @@ test: $(READY)
 	$(BIN)/lint-imports
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests $(NOTEBOOKS)
+
+bench: $(READY)
+	$(BIN)/python -m gptlab.benchmark.readme README.md
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gptlab needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv), and none is on the PATH: install one, or name it with 'make PYTHON=/path/to/python'." >&2; exit 2; }

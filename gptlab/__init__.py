@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gptlab.benchmark import bench
     from gptlab.config import ConfigError, GPTConfig, TrainConfig
     from gptlab.launcher import Handle, launch, resume
     from gptlab.model import GPT
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "ConfigError": "config", "GPTConfig": "config", "TrainConfig": "config",
+    "bench": "benchmark", "ConfigError": "config", "GPTConfig": "config", "TrainConfig": "config",
     "PRESETS": "presets", "preset": "presets",
     "Handle": "launcher", "launch": "launcher", "resume": "launcher",
     "GPT": "model", "Run": "runs", "list_runs": "runs", "sample": "sampling", "Sweep": "sweeps", "sweep": "sweeps",
@@ -33,7 +34,7 @@ _HOME = {
 
 __all__ = [
     "GPT", "PRESETS", "ConfigError", "GPTConfig", "Handle", "Run", "Sweep", "TrainConfig",
-    "launch", "list_runs", "preset", "resume", "sample", "sweep",
+    "bench", "launch", "list_runs", "preset", "resume", "sample", "sweep",
 ]  # fmt: skip
 
 

@@ -51,11 +51,14 @@ class Parts:
     step: TrainStep
 
 
-def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World) -> Parts:
+def assemble(
+    config: TrainConfig, setting: Setting, tokens: Tokens, world: World, *, backend: str = "inductor"
+) -> Parts:
     """Builds the parts on this process's device.
 
     Args:
         tokens: the training split.
+        backend: what torch.compile hands the graphs to, where the setting compiles.
     """
     allow_tfloat32(setting.dtype)
     batches = Batches(
@@ -63,14 +66,14 @@ def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World
         seed=config.seed,
     )  # fmt: skip
     work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
-    strategy = _spread(work, setting)
+    strategy = _spread(work, setting, backend)
     update = None
     if setting.compile == "step":
         update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients)
     return Parts(strategy, TrainStep(strategy, work, compiled_update=update))
 
 
-def _spread(work: Work, setting: Setting) -> Strategy:
+def _spread(work: Work, setting: Setting, backend: str) -> Strategy:
     """The strategy that the config asks for; in a world of one all are the same."""
     if work.config.strategy in PIPELINES and work.world.size > 1:
         return Pipelined(work, attention=setting.attention)
@@ -83,6 +86,6 @@ def _spread(work: Work, setting: Setting) -> Strategy:
     if setting.kernels == "native":
         engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
     return Replicated(
-        model, work, callee=compiling.compiled(model, setting.compile), fused=setting.compile != "step",
+        model, work, callee=compiling.compiled(model, setting.compile, backend), fused=setting.compile != "step",
         engine=engine,
     )  # fmt: skip

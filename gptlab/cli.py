@@ -158,27 +158,9 @@ def _data(parser: Parser) -> None:
 
 
 def _bench(parser: Parser) -> None:
-    parser.add_argument("kind", metavar="train|generate", help="what to race")
-    parser.add_argument("model", metavar="MODEL", help="a preset, a shape like 4/4/128, or a run's name or folder")
-    parser.add_argument(
-        "--against",
-        default="",
-        metavar="plain|transformers|nocache",
-        help="the other side [train plain, generate nocache]",
-    )
-    parser.add_argument("--pairs", type=int, default=10, metavar="N", help="timed turns of each side [10]")
-    parser.add_argument("--block-size", metavar="N", help="context [the model's]")
-    parser.add_argument("--batch-size", metavar="N", help="sequences of a step, or texts [the model's; generate 1]")
-    parser.add_argument("--micro-batch-size", metavar="N", help="sequences of a forward pass, of both [what fits]")
-    parser.add_argument("--dtype", metavar="TEXT", help="of gptlab's side and transformers' [the model's]")
-    parser.add_argument("--compile", metavar="off|model", help="of gptlab's side [the model's]")
-    parser.add_argument("--threads", metavar="N", help="CPU threads [the cores]")
-    parser.add_argument("--device", metavar="auto|cpu|cuda|mps", help="where to compute [auto]")
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens that generate adds [128]")
-    parser.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="tokens of each prompt [16]")
-    parser.add_argument("--tune", action="store_true", help="tune gptlab's side first")
-    _budget(parser)
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too, in a process for each side")
+    from gptlab.benching import add_flags
+
+    add_flags(parser)
     _place(parser)
 
 
@@ -211,7 +193,10 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),
     "tune": ("Measure which precision, kernels, compile and micro-batch train a config fastest.", _tune),
-    "bench": ("Race gptlab's training step or sampling against a plain one, by turns.", _bench),
+    "bench": (
+        "Is a way to compute right, and how much faster? Training and sampling, judged and raced by turns.",
+        _bench,
+    ),
     "doctor": ("What this machine offers, and what is missing.", _doctor),
 }
 

@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from gptlab.benching import bench as bench
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
@@ -299,25 +300,6 @@ def cost(arguments: argparse.Namespace) -> int:
             measured(dtype, hardware.cores())
     record = costs.cost(config)
     write(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
-    return 0
-
-
-def bench(arguments: argparse.Namespace) -> int:
-    """Races a model's training step or sampling against another."""
-    from gptlab import benchmark
-
-    names = ("block_size", "micro_batch_size", "dtype", "compile", "threads", "device")
-    given = {name: getattr(arguments, name) for name in names} | {"global_batch_size": arguments.batch_size}
-    changes = {name: field_value(name, text) for name, text in given.items() if text is not None}
-    if arguments.kind == "generate":
-        changes = {"global_batch_size": 1, "micro_batch_size": 0} | changes
-    record = benchmark.bench(
-        arguments.kind, arguments.model, against=arguments.against, pairs=arguments.pairs,
-        new_tokens=arguments.new_tokens, prompt=arguments.prompt_tokens, memory=arguments.memory,
-        tuned=arguments.tune, tune_budget_s=arguments.tune_budget,
-        runs_dir=arguments.runs_dir, **changes,
-    )  # fmt: skip
-    write(json.dumps(record, indent=1) if arguments.json else "\n".join(benchmark.lines(record)))
     return 0
 
 

@@ -39,9 +39,9 @@ def choose(asked: str, device: str, kernels: str, strategy: str = "ddp") -> tupl
     return asked, "as asked"
 
 
-def compiled(model: nn.Module, how: str) -> nn.Module:
+def compiled(model: nn.Module, how: str, backend: str = "inductor") -> nn.Module:
     """The model as a step calls it; its parameters stay where they are."""
-    return model if how == "off" else cast(nn.Module, torch.compile(model))
+    return model if how == "off" else cast(nn.Module, torch.compile(model, backend=backend))
 
 
 class CompiledUpdate:
