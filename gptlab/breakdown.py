@@ -141,7 +141,7 @@ def main() -> None:
     wait = torch.cuda.synchronize if setting.device == "cuda" else lambda: None
     memory.reset_peak(setting.device)
     parts = assemble(config, setting, ids, World(0, 1, torch.device(setting.device)))
-    parts.model.train()
+    parts.strategy.part.train()
     for step in range(3):
         parts.step(step)  # buffers, the optimizer's state, and compilers
     times: list[float] = []

@@ -86,7 +86,7 @@ def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence
 
 def _row_names(base: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Short names where shape, steps and seed tell rows apart; else names that say every value."""
-    names = []
+    names: list[str] = []
     for short in (True, False):
         names = []
         for row in rows:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_sweeps import FakeLauncher, Pretended
 
 from gptlab import costs, scaling
 from gptlab.config import ConfigError, TrainConfig
@@ -13,7 +14,6 @@ from gptlab.dial import dial, isoflops, spread
 from gptlab.halving import rungs, survivors
 from gptlab.presets import preset
 from gptlab.sweeps import Sweep, sweep
-from tests.test_sweeps import FakeLauncher, Pretended
 
 
 def test_one_number_sets_the_recipe_and_every_value_has_a_source() -> None:

@@ -188,7 +188,9 @@ def decades(axes: Axes, which: str) -> None:
         if low <= 0:
             low, high = axes.get_xlim() if name == "x" else axes.get_ylim()
         ratio = high / low
-        steps = (1.0,) if ratio > 300 else (1.0, 2.0, 5.0) if ratio > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+        steps: tuple[float, ...] = (
+            (1.0,) if ratio > 300 else (1.0, 2.0, 5.0) if ratio > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+        )
         if ratio < 3:
             steps = tuple(round(1 + 0.1 * k, 1) for k in range(90))
             if ratio > 1.6:

@@ -9,7 +9,7 @@ Left out on purpose: measuring (`breakdown.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptlab.breakdown import PARTS, Step
 from gptlab.lab.figures import COLOURS
@@ -50,7 +50,7 @@ def bars(measured: Mapping[str, Step], *, predicted: bool = True, width: float =
         axes = figure.add_axes((0.185, 0.5 / height, 0.57, 1 - 0.75 / height))
         axes.grid(False, axis="y")
         place, places, names = 0.0, [], []
-        drawn: dict[str, object] = {}
+        drawn: dict[str, Any] = {}
         longest = max(
             max(step.seconds, step.predicted_s or 0) if predicted else step.seconds for step in measured.values()
         )

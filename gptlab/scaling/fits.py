@@ -35,6 +35,7 @@ AMOUNT = {"N": "A", "D": "B", "C": "K"}
 
 Values = Mapping[str, float]
 Columns = Mapping[str, Sequence[float] | np.ndarray]
+Points = Mapping[str, float] | Columns
 
 
 class Undetermined(ConfigError):
@@ -67,11 +68,11 @@ class Fit:
         terms = [f"{names[1 + 2 * k]}/{name}^{names[2 + 2 * k]}" for k, name in enumerate(self.variables)]
         return f"L({', '.join(self.variables)}) = E + {' + '.join(terms)}"
 
-    def predict(self, at: Columns) -> np.ndarray:
+    def predict(self, at: Points) -> np.ndarray:
         """The loss at some values of the variables, a number or (points,) each: (points,)."""
         return np.exp(laws.predicted(self.theta[None], self._x(at))[0])
 
-    def interval(self, at: Columns, *, level: float = 0.95, noise: bool = True, seed: int = 0) -> np.ndarray:
+    def interval(self, at: Points, *, level: float = 0.95, noise: bool = True, seed: int = 0) -> np.ndarray:
         """Where a run's loss at these values should lie: (points, 2).
 
         Args:
@@ -83,7 +84,7 @@ class Fit:
         tail = 50 * (1 - level)
         return np.exp(np.percentile(logs, [tail, 100 - tail], axis=0).T)
 
-    def _x(self, at: Columns) -> np.ndarray:
+    def _x(self, at: Points) -> np.ndarray:
         missing = [name for name in self.variables if name not in at]
         if missing:
             raise ConfigError(f"{self.law} needs {missing[0]} to predict: give it.")
