@@ -153,6 +153,11 @@ class TrainConfig(GPTConfig):
     """Token ids the model knows. 0 takes the tokenizer's: byte 257, gpt2 50257, char as many as the text has."""
     init_from: str | None = None
     """Weights to begin with: a folder as transformers saves it, nanoGPT's ckpt.pt, a run's folder; none begins anew."""
+    task: Literal["lm", "classify"] = "lm"
+    """lm predicts each next token; classify gives a document its class, and takes labelled data: a folder with one
+    subfolder a class, or a .jsonl file of {"text": ..., "label": ...}."""
+    model: Literal["gptlab", "huggingface"] = "gptlab"
+    """Whose GPT-2 is trained: our own, or the module of Hugging Face's transformers, begun with the same weights."""
     data: str = "pysrc"
     """What to train on: a source (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
     tokenizer: Literal["byte", "char", "gpt2"] = "byte"

@@ -117,5 +117,5 @@ def _check(config: TrainConfig, cwd: Path) -> bool:
     costs.check_fits(config, hardware.device_memory(device), sharing=-(-config.nproc // own))
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
-    corpus.check(data, config.tokenizer, config.block_size)
-    return corpus.find(data, config.tokenizer) is not None
+    corpus.check(data, config.tokenizer, config.block_size, config.task)
+    return corpus.find(data, config.tokenizer, config.task) is not None
