@@ -19,6 +19,7 @@ from gptlab.counts import (
     Parameters,
     attention_flops_per_token,
     flops_per_token,
+    logit_columns,
     logit_rows,
     loss_in_chunks,
     matmul_parameters,
@@ -77,7 +78,7 @@ def activation_bytes(
     mask by documents, s T; where the loss goes in chunks (`loss.py`), in place of output and logits the output's
     gradient, 4 C. Under autocast the cast weights are kept as well, once a micro-batch; the head's not with chunks.
     """
-    L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
+    L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, logit_columns(config), config.mlp_width
     s = _width(dtype)
     mask = 0 if not config.dropout else s if device == "cpu" else 1
     norm = 4 * C + 8
@@ -153,7 +154,7 @@ def peak_bytes(
         chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
         most = max(kept + head + max(chunk, work), head + head * config.tie_head)
     else:
-        most = kept + max(tokens * 8 * config.vocab_size, work)
+        most = kept + max(tokens * 8 * logit_columns(config), work)
     buckets = 4 * parameters(config).allocated if nproc > 1 else 0
     return state_bytes(config) + most + buckets
 
@@ -247,7 +248,7 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32", micro_bat
     block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
-    tokens, loss = micro_batch_size * config.block_size, 4 * config.vocab_size * 8
+    tokens, loss = micro_batch_size * config.block_size, 4 * logit_columns(config) * 8
     if loss_in_chunks(config, tokens):
         loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(tokens, V)
     return config.n_layer * block + 4 * C * (2 + 3) + loss

@@ -28,6 +28,14 @@ from gptlab.config import ConfigError, GPTConfig
 from gptlab.model import GPT
 
 
+def last_position(ids: Tensor, pad_id: int | None) -> Tensor:
+    """Where the last token of each row stands that isn't padding: (B, T) int64 -> (B,) int64. As in transformers, other
+    places with the padding's id count as text, and a row without any text is read at its beginning."""
+    if pad_id is None:
+        return torch.full((ids.size(0),), ids.size(1) - 1, device=ids.device)
+    return (torch.arange(ids.size(1), device=ids.device) * (ids != pad_id)).argmax(1)
+
+
 class SequenceClassifier(nn.Module):
     """A GPT with a score for each label.
 
@@ -52,30 +60,31 @@ class SequenceClassifier(nn.Module):
                 spread = torch.empty(num_labels, config.n_embd).normal_(0.0, 0.02, generator=generator)
                 self.score.weight.copy_(spread)
 
-    def forward(self, ids: Tensor, labels: Tensor | None = None, *, dropout_seed: int | None = None) -> Tensor:
-        """Scores, or the mean loss where labels are given.
+    def forward(
+        self, ids: Tensor, labels: Tensor | None = None, *, reduction: str = "mean", dropout_seed: int | None = None
+    ) -> Tensor:
+        """Scores, or the loss where labels are given.
 
         Args:
             ids: (B, T) int64.
             labels: (B,) int64, for cross-entropy; (B, K) floating point, where several labels may hold at once, for
                 binary cross-entropy; or, with one label, (B,) floating point, for the squared error.
+            reduction: `mean` over the sequences, or their `sum`.
+            dropout_seed: with it, dropout depends on nothing else.
 
         Returns:
             (B, K) scores; or a scalar loss, in float32.
         """
         hidden = self.transformer.hidden(ids, dropout_seed=dropout_seed)  # (B, T, C)
-        if self.pad_id is None:
-            last = torch.full((ids.size(0),), ids.size(1) - 1, device=ids.device)
-        else:
-            last = (torch.arange(ids.size(1), device=ids.device) * (ids != self.pad_id)).argmax(1)  # (B,)
+        last = last_position(ids, self.pad_id)  # (B,)
         scores = self.score(hidden[torch.arange(ids.size(0), device=ids.device), last])  # (B, K)
         if labels is None:
             return scores
         if self.num_labels == 1:
-            return F.mse_loss(scores.float().squeeze(1), labels.float())
+            return F.mse_loss(scores.float().squeeze(1), labels.float(), reduction=reduction)
         if labels.is_floating_point():
-            return F.binary_cross_entropy_with_logits(scores.float(), labels.float())
-        return F.cross_entropy(scores.float(), labels)
+            return F.binary_cross_entropy_with_logits(scores.float(), labels.float(), reduction=reduction)
+        return F.cross_entropy(scores.float(), labels, reduction=reduction)
 
     @classmethod
     def from_pretrained(
