@@ -1,4 +1,4 @@
-"""From a config and what its `auto` became to a model, an optimizer and a step that are ready to go.
+"""From a config and what its `auto` became to a strategy and a step that are ready to go.
 
     parts = assemble(config, setting, tokens, world)
     parts.step(0).loss
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.optim import Optimizer
-
 from gptlab import compiling
 from gptlab.attention import Attention
 from gptlab.batches import Batches, Tokens
 from gptlab.config import TrainConfig
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
-from gptlab.parallel.replicas import Replicas
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.strategy import Strategy, Work
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32
 from gptlab.step import TrainStep
@@ -44,8 +42,7 @@ class Setting:
 class Parts:
     """What trains."""
 
-    model: GPT
-    optimizer: Optimizer
+    strategy: Strategy
     step: TrainStep
 
 
@@ -56,19 +53,17 @@ def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World
         tokens: the training split.
     """
     allow_tfloat32(setting.dtype)
-    model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
-    whole = setting.compile == "step"
-    optimizer = make_optimizer(model, config, fused=not whole)
-    native = setting.kernels == "native"
-    replicas = Replicas(model, world, keep=native)
     batches = Batches(
         tokens, block_size=config.block_size, global_batch_size=config.global_batch_size, order=config.data_order,
         seed=config.seed,
     )  # fmt: skip
-    step = TrainStep(
-        compiling.compiled(model, setting.compile), optimizer, replicas, batches, config, world,
-        micro_batch_size=setting.micro_batch_size, dtype=setting.dtype,
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads) if native else None,
-        compiled_update=compiling.CompiledUpdate(optimizer, lambda: replicas.gradients) if whole else None,
+    work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
+    model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
+    whole = setting.compile == "step"
+    strategy = Replicated(
+        model, work, callee=compiling.compiled(model, setting.compile), fused=not whole,
+        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads)
+        if setting.kernels == "native" else None,
     )  # fmt: skip
-    return Parts(model, optimizer, step)
+    update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients) if whole else None
+    return Parts(strategy, TrainStep(strategy, work, compiled_update=update))

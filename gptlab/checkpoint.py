@@ -223,29 +223,37 @@ def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def restore(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> dict[str, Any]:
-    """Loads a checked checkpoint into a model and its optimizer; returns state.json.
+def read(
+    checkpoint: Path, shapes: Mapping[str, torch.Size], device: torch.device
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """A checked checkpoint's tensors, by file and name, and its state.json.
 
-    The learning rate, decay and fused flag stay those of the optimizer as it was built.
+    Args:
+        shapes: of the parameters that it is to have, by name.
 
     Raises:
-        ConfigError: it is of another model; nothing was loaded.
+        ConfigError: it is of another model.
     """
     weights = load_file(checkpoint / MODEL, device=str(device))
     moments = load_file(checkpoint / OPTIMIZER, device=str(device))
-    parameters = dict(model.named_parameters())
-    _check_shapes(checkpoint, {name: value.shape for name, value in model.state_dict().items()}, weights)
+    _check_shapes(checkpoint, shapes, weights)
     owners = {name: name.rpartition(".")[0] for name in moments}  # PARAMETER.KEY
-    wanted = {name: parameters[owners[name]].shape for name in moments if owners[name] in parameters}
+    wanted = {name: shapes[owners[name]] for name in moments if owners[name] in shapes}
     # A count of steps has no dimensions; the rest has its parameter's.
     _check_shapes(checkpoint, wanted, {name: value for name, value in moments.items() if value.dim()}, some=True)
-    model.load_state_dict(weights)
-    for name, value in moments.items():
-        state = optimizer.state[parameters[owners[name]]]
-        state[name.rpartition(".")[2]] = value.clone()  # of its own, wherever the file's bytes lie
-    return json.loads((checkpoint / STATE).read_text())
+    return {MODEL: weights, OPTIMIZER: moments}, json.loads((checkpoint / STATE).read_text())
+
+
+def load_tensors(files: Mapping[str, Mapping[str, Tensor]], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Gives a plain model and its optimizer what `tensors` gave, or weights alone.
+
+    The learning rate, decay and fused flag stay those of the optimizer as it was built.
+    """
+    model.load_state_dict(files[MODEL])
+    parameters = dict(model.named_parameters())
+    for name, value in files.get(OPTIMIZER, {}).items():
+        owner, _, key = name.rpartition(".")
+        optimizer.state[parameters[owner]][key] = value.clone()  # of its own, wherever the file's bytes lie
 
 
 def _check_shapes(

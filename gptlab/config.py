@@ -223,7 +223,10 @@ class TrainConfig(GPTConfig):
     deterministic: bool = False
     """Demand bit-equal repeats on CUDA, at some speed; a CPU repeats bit for bit anyway."""
     nproc: int = 1
-    """Processes that share the global batch (data parallel)."""
+    """Processes that train together."""
+    strategy: Literal["ddp", "fsdp", "pp", "pp+ddp", "pp+fsdp"] = "ddp"
+    """How they share the work: ddp, each has the whole model and its part of the batch; fsdp, weights, gradients and
+    optimizer state are spread over them too; pp, a pipeline of stages; the last two, replicas of such a pipeline."""
     threads: int = 0
     """CPU threads a process; 0 divides the cores over the processes of this machine."""
     share_gpu: bool = False

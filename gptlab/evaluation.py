@@ -24,12 +24,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptlab import corpus, hardware, sources
 from gptlab.batches import Tokens, share, stream_seed
 from gptlab.checkpoint import load_model, newest_good
 from gptlab.config import ConfigError
+from gptlab.parallel.strategy import Scorer
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32, precision
 from gptlab.runs import Run
@@ -102,30 +104,56 @@ def padded_windows(tokens: Tokens, starts: Starts, block_size: int) -> tuple[Ten
     return ids, targets
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Plain:
+    """A `Scorer` over a model that nobody spreads.
+
+    Args:
+        part: called with (ids, targets, reduction="sum").
+        score_rows: sequences that it takes at a time.
+    """
+
+    part: nn.Module
+    score_rows: int
+    dtype: str = "float32"
+    collective_score: bool = False
+
+    @torch.no_grad()
+    def score(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """The summed loss of sequences, without gradients."""
+        with precision(ids.device, self.dtype):
+            loss: Tensor = self.part(ids, targets, reduction="sum")
+        return loss
+
+
 def score(
-    model: nn.Module, tokens: Tokens, starts: Starts, block_size: int, *, micro_batch_size: int, dtype: str,
-    world: World, size: int | None = None, after_each: Callable[[float], None] = lambda share: None,
+    scorer: Scorer, tokens: Tokens, starts: Starts, block_size: int, *, world: World, size: int | None = None,
+    after_each: Callable[[float], None] = lambda share: None,
 ) -> Score:  # fmt: skip
     """The model's score on windows. Collective; leaves the model in the mode that it was in.
 
     Args:
-        model: called with (ids, targets, reduction="sum").
         size: bytes that the predicted tokens stand for.
-        after_each: is told after each micro-batch which share of this process's is done.
+        after_each: is told after each call of the scorer which share of this process's is done.
     """
-    mode = model.training
-    model.eval()
+    mode, rows = scorer.part.training, scorer.score_rows
+    scorer.part.eval()
     nats, count = 0.0, 0
-    mine = share(-(-len(starts) // micro_batch_size), world.rank, world.size)
-    for index in mine:
-        rows = starts[index * micro_batch_size : (index + 1) * micro_batch_size]
-        ids, targets = padded_windows(tokens, rows, block_size)
-        with precision(world.device, dtype):
-            nats += model(ids.to(world.device), targets.to(world.device), reduction="sum").item()
-        count += int((targets != NO_TARGET).sum())
-        after_each((index - mine.start + 1) / len(mine))
-    model.train(mode)
+    pieces = -(-len(starts) // rows)
+    mine = share(pieces, world.replica, world.replicas)
+    calls = -(-pieces // world.replicas) if scorer.collective_score else len(mine)
+    for call in range(calls):
+        at = mine.start + call
+        windows = starts[at * rows : (at + 1) * rows] if call < len(mine) else starts[:0]
+        ids, targets = padded_windows(tokens, windows, block_size)
+        if scorer.collective_score and len(windows) < rows:
+            more = (0, 0, 0, rows - len(windows))
+            ids, targets = F.pad(ids, more), F.pad(targets, more, value=NO_TARGET)
+        nats += scorer.score(ids.to(world.device), targets.to(world.device)).item()
+        if world.stage == 0:  # each token counts once in a pipeline
+            count += int((targets != NO_TARGET).sum())
+        after_each((call + 1) / calls)
+    scorer.part.train(mode)
     nats, all_count = world.sum([nats, count])
     return Score(nats, int(all_count), size)
 
@@ -193,9 +221,9 @@ def evaluate(
         what = {"split": split}
     allow_tfloat32(dtype)
     found = score(
-        model, tokens, covering_windows(tokens, config.block_size), config.block_size,
-        micro_batch_size=info["setting"]["micro_batch_size"], dtype=dtype, world=World(0, 1, torch.device(kind)),
-        size=size, after_each=lambda share: progress(share, f"reading {what.get('file', split)}"),
+        Plain(model, info["setting"]["micro_batch_size"], dtype), tokens, covering_windows(tokens, config.block_size),
+        config.block_size, world=World(0, 1, torch.device(kind)), size=size,
+        after_each=lambda share: progress(share, f"reading {what.get('file', split)}"),
     )  # fmt: skip
     return {
         "run": run.name, "checkpoint": str(newest), "step": state["step"], **what, "device": kind, "dtype": dtype,

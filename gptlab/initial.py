@@ -19,7 +19,7 @@ from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.runs import Run
 
 if TYPE_CHECKING:
-    from gptlab.model import GPT
+    from torch import Tensor
 
 ARCHITECTURE = ("n_layer", "n_head", "n_kv_head", "n_embd", "bias", "rope", "rmsnorm", "qk_norm", "mlp", "tie_head")
 """Fields that cannot be others than the weights have."""
@@ -50,14 +50,14 @@ def check(config: TrainConfig, cwd: Path) -> None:
             _hold(config, found, source)
 
 
-def load(model: GPT, config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Gives a model the weights that its config names, if it names some.
+def read(config: TrainConfig, say: Callable[[str], None]) -> dict[str, Tensor] | None:
+    """The weights that a config names, as its own model has them; None where it names none.
 
     Args:
         say: is told what they are.
     """
     if config.init_from is None:
-        return
+        return None
     source = Path(config.init_from).expanduser()
     if (source / "run.json").is_file():
         from gptlab import checkpoint
@@ -75,8 +75,8 @@ def load(model: GPT, config: TrainConfig, say: Callable[[str], None]) -> None:
             tensors[name][config.vocab_size :] = 0.0  # nanoGPT pads a vocabulary by ids that no text has
     if "wpe.weight" in tensors:
         tensors["wpe.weight"] = tensors["wpe.weight"][: config.block_size]
-    model.load_state_dict(tensors)
     say(f"begins with the weights of {source}")
+    return tensors
 
 
 def _config(source: Path) -> GPTConfig | None:

@@ -1,7 +1,7 @@
 """Saving while training goes on: a copy in memory, then a thread that writes it.
 
     saver = Saver(path / "checkpoints", keep=2)
-    stall_s = saver.save(step, model, optimizer, state)    # training waits for the copy alone
+    stall_s = saver.save(step, checkpoint.tensors(model, optimizer), state)    # training waits for the copy alone
     saver.wait()                                           # before the last word on the run
 
 The stall is bounded: one checkpoint is written at a time, and one that is asked for meanwhile waits for it and says so.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gptlab import checkpoint, hardware
 
@@ -99,7 +99,7 @@ class Saver:
         self._step = -1
         self._error: BaseException | None = None
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> float:
+    def save(self, step: int, files: Files, state: dict[str, Any]) -> float:
         """Copies the training state and has it written; returns the seconds that training waited.
 
         Where the copy would not fit into memory, training waits for the whole of it, and the log says so.
@@ -114,7 +114,6 @@ class Saver:
             waited = time.perf_counter() - began
             self.say(f"step {step}: waited {waited:.2f} s until the checkpoint of step {before} was written")
         self.wait()
-        files: Files = checkpoint.tensors(model, optimizer)
         wanted, free = self._snapshot.missing_bytes(files), free_bytes()
         if wanted > free:
             self.say(

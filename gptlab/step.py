@@ -1,7 +1,7 @@
 """The training step: forward and backward over micro-batches, one optimizer step.
 
-    step = TrainStep(model, make_optimizer(model, config), replicas, batches, config, world, micro_batch_size=8,
-                     dtype="float32")
+    work = Work(config, batches, world, micro_batch_size=8, dtype="float32")
+    step = TrainStep(Replicated(model, work), work)
     step(0).loss
 
 Gradients are those of the mean loss over the *global* batch: each micro-batch contributes its sum, divided by the
@@ -9,8 +9,8 @@ number of targets of the whole batch, so neither accumulation nor uneven shares 
 gradient is not finite is skipped on every process alike: AdamW would turn every weight into NaN. It moves neither the
 weights nor the schedule, which counts the steps that were taken.
 
-Left out on purpose: the loop around it (`training.py`), the sums over processes (`parallel/`), optimizers and schedules
-(`optimizer.py`), precisions (`precision.py`).
+Left out on purpose: the loop around it (`training.py`), how gradients come about (`parallel/`), optimizers and
+schedules (`optimizer.py`), precisions (`precision.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
-from gptlab.batches import Batches, micro_batches, share, stream_seed
 from gptlab.compiling import CompiledUpdate
-from gptlab.config import TrainConfig
-from gptlab.native.engine import Engine
 from gptlab.optimizer import clip_divisor, learning_rate, update
-from gptlab.parallel.replicas import Replicas
-from gptlab.parallel.world import World
-from gptlab.precision import LossScaler, precision
+from gptlab.parallel.strategy import Strategy, Work
+from gptlab.precision import LossScaler
 
 
 @dataclass(frozen=True)
@@ -55,25 +48,15 @@ class TrainStep:
     """One optimizer step over the global batch.
 
     Args:
-        model: a GPT, compiled or not; called with (ids, targets, reduction="sum", dropout_seed=...).
-        micro_batch_size: sequences a forward pass sees.
-        dtype: float32, tfloat32, bfloat16 or float16 (`precision.py`).
-        engine: computes loss and gradients in the model's place; `replicas` then keeps the gradients.
+        strategy: computes loss and gradients.
         compiled_update: clips and steps in the optimizer's place.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, replicas: Replicas, batches: Batches,
-        config: TrainConfig, world: World, *, micro_batch_size: int, dtype: str, engine: Engine | None = None,
-        compiled_update: CompiledUpdate | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.replicas, self.batches = model, optimizer, replicas, batches
-        self.config, self.world, self.micro_batch_size, self.dtype = config, world, micro_batch_size, dtype
-        self.engine, self.compiled_update = engine, compiled_update
-        self.scaler = LossScaler() if dtype == "float16" else None
+    def __init__(self, strategy: Strategy, work: Work, *, compiled_update: CompiledUpdate | None = None) -> None:
+        self.strategy, self.work, self.compiled_update = strategy, work, compiled_update
+        self.scaler = LossScaler() if work.dtype == "float16" else None
         self.skipped = 0
         """Steps so far that moved nothing."""
-        self.share = share(micro_batches(config.global_batch_size, micro_batch_size), world.rank, world.size)
 
     def __call__(self, step: int, *, stop: bool = False) -> StepResult:
         """Takes step number `step`, from 0. Collective.
@@ -81,45 +64,26 @@ class TrainStep:
         Args:
             stop: whether this process was asked to stop; the result tells all of them.
         """
-        config, device = self.config, self.world.device
-        targets_in_batch = config.global_batch_size * config.block_size
-        scale = self.scaler.scale if self.scaler else 1.0
-        self.replicas.zero_grad()
-        if self.engine is not None:
-            self.engine.begin()
-        total = torch.zeros((), device=device)
-        for index in self.share:
-            ids, targets = self.batches.micro_batch(step, index, self.micro_batch_size)  # each (b, T)
-            ids, targets = ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-            if self.engine is not None:
-                total += self.engine(ids, targets, 1 / targets_in_batch)
-                continue
-            self.replicas.reduce_next(index == self.share[-1])
-            seed = stream_seed("dropout", config.seed, step, index) if config.dropout > 0 else None
-            with precision(device, self.dtype):
-                loss = self.model(ids, targets, reduction="sum", dropout_seed=seed)
-            (loss / (targets_in_batch / scale)).backward()
-            total += loss.detach()
-        self.replicas.finish()
-        loss_sum, stops = self.world.sum([total.item(), float(stop)])
-        return self._update(loss_sum / targets_in_batch, step, stops > 0)
+        total = self.strategy.compute(step, self.scaler.scale if self.scaler else 1.0)
+        loss_sum, stops = self.work.world.sum([total, float(stop)])
+        return self._update(loss_sum / self.work.targets, step, stops > 0)
 
     def _update(self, loss: float, step: int, stop: bool) -> StepResult:
         """Clips and steps; the gradients are complete and the same on every process."""
         scale = self.scaler.scale if self.scaler else 1.0
-        norm = nn.utils.get_total_norm(self.replicas.gradients).item() / scale
-        lr = learning_rate(self.config, step - self.skipped)
+        norm = self.strategy.norm() / scale
+        lr = learning_rate(self.work.config, step - self.skipped)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         rescaled = False
         if skipped:
             self.skipped += 1
             rescaled = self.scaler is not None and math.isfinite(loss) and self.scaler.overflowed()
         else:
-            divisor = scale * clip_divisor(norm, self.config.grad_clip)
+            divisor = scale * clip_divisor(norm, self.work.config.grad_clip)
             if self.compiled_update is not None:
                 self.compiled_update(lr, divisor)
             else:
-                update(self.optimizer, lr=lr, divisor=divisor)
+                update(self.strategy.optimizer, lr=lr, divisor=divisor)
             if self.scaler:
                 self.scaler.succeeded()
         return StepResult(loss, norm, lr, skipped, stop, scale if self.scaler else None, rescaled)

@@ -62,7 +62,7 @@ class Trainer:
         self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
         self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
         parts = assemble(config, setting, corpus.split("train"), world)
-        self.model, self.optimizer, self.train_step = parts.model, parts.optimizer, parts.step
+        self.strategy, self.train_step = parts.strategy, parts.step
         self.compile_s = 0.0  # of this attempt: spent in compilers, no part of the steps' times
         self._steps = 0  # of this attempt
         self._graphs: int | None = None  # compiled in the first two of them: what comes later was compiled again
@@ -93,7 +93,8 @@ class Trainer:
         """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any."""
         found = checkpoint.newest_good(self.path / "checkpoints", self.say)
         if found is not None:
-            state = checkpoint.restore(found, self.model, self.optimizer, self.world.device)
+            files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
+            self.strategy.load(files)
             self.done = self.saved = state["step"]
             self.spent, self.train_step.skipped = state["time_s"], state["skipped_steps"]
             if self.train_step.scaler:
@@ -101,8 +102,8 @@ class Trainer:
             self.best = state.get("best")
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
-        else:
-            initial.load(self.model, self.config, self.say)
+        elif weights := initial.read(self.config, self.say):
+            self.strategy.load({checkpoint.MODEL: weights})
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""
@@ -122,7 +123,7 @@ class Trainer:
 
     def _loop(self) -> str:
         config = self.config
-        self.model.train()
+        self.strategy.part.train()
         status = "finished"
         while self.done < config.max_iters:
             self._heartbeat()
@@ -214,18 +215,24 @@ class Trainer:
     def evaluate(self, starts: evaluation.Starts, size: int | None = None) -> evaluation.Score:
         """The score on windows of the validation split, whose predicted tokens have `size` bytes. Collective."""
         return evaluation.score(
-            self.model, self.corpus.split("val"), starts, self.config.block_size,
-            micro_batch_size=self.setting.micro_batch_size, dtype=self.setting.dtype, world=self.world, size=size,
+            self.strategy, self.corpus.split("val"), starts, self.config.block_size, world=self.world, size=size,
             after_each=lambda _: self._heartbeat(),
         )  # fmt: skip
 
     def save(self) -> None:
-        """Has a checkpoint written, unless this step has one. Training goes on once its state is copied."""
-        if self.saver is not None and self.writer is not None and self.saved != self.done:
+        """Has a checkpoint written, unless this step has one. Training goes on once its state is copied. Collective."""
+        if self.saved == self.done:
+            return
+        self.saved, began = self.done, time.perf_counter()
+        if self.writer is not None:
             self.writer.check()
+        files = self.strategy.gather()
+        gathering = time.perf_counter() - began
+        if self.saver is not None and self.writer is not None:
+            assert files is not None, "the main process has the whole state"
             here = self.look is not None and self.look[0] == self.done
-            stall = self.saver.save(
-                self.done, self.model, self.optimizer,
+            stall = gathering + self.saver.save(
+                self.done, files,
                 {
                     "time_s": self.time_s, "skipped_steps": self.train_step.skipped,
                     "scaler": self.train_step.scaler.state() if self.train_step.scaler else None,
@@ -235,7 +242,6 @@ class Trainer:
                 },
             )  # fmt: skip
             self.writer.log({"step": self.done, "checkpoint_stall_s": stall})
-        self.saved = self.done
 
     def _finish(self, status: str, row: dict[str, Any]) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants

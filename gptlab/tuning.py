@@ -193,7 +193,7 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(0, config.vocab_size, 4 * (config.block_size + 1) + 65536).astype(np.uint32)
     memory.reset_peak(setting.device)
     parts = assemble(config, setting, ids, World(0, 1, torch.device(setting.device)))
-    parts.model.train()
+    parts.strategy.part.train()
     parts.step(0)
     parts.step(1)  # the optimizer's state is new in the first
     times: list[float] = []

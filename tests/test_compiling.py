@@ -35,8 +35,9 @@ def test_the_compiled_step_equals_the_eager_one_and_is_compiled_once(monkeypatch
     for i in range(2, 6):
         assert parts.step(i).loss == pytest.approx(eager.step(i).loss, abs=1e-5)
     assert compiling.graphs() == made and compiling.seconds() == spent
-    assert all(type(group["lr"]) is float for group in parts.optimizer.param_groups)  # what a checkpoint can keep
-    for (name, a), b in zip(parts.model.named_parameters(), eager.model.parameters(), strict=True):
+    groups = parts.strategy.optimizer.param_groups
+    assert all(type(group["lr"]) is float for group in groups)  # what a checkpoint can keep
+    for (name, a), b in zip(parts.strategy.part.named_parameters(), eager.strategy.part.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-4), name
 
 

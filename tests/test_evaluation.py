@@ -35,9 +35,7 @@ class Uniform(nn.Module):
 
 
 def test_a_uniform_model_has_its_logarithm() -> None:
-    found = score(
-        Uniform(), TOKENS, covering_windows(TOKENS, 7), 7, micro_batch_size=4, dtype="float32", world=ALONE, size=33
-    )
+    found = score(evaluation.Plain(Uniform(), 4), TOKENS, covering_windows(TOKENS, 7), 7, world=ALONE, size=33)
     assert found.tokens == 99 and found.perplexity == pytest.approx(8)
     assert found.bits_per_byte == pytest.approx(3 * 99 / 33)
     assert Score(1.0, 2).bits_per_byte is None
@@ -60,7 +58,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, micro: int) ->
         piece = torch.from_numpy(tokens[start : start + 17].astype(np.int64))[None]
         with torch.no_grad():
             nats += model(piece[:, :-1], piece[:, 1:], reduction="sum").item()
-    found = score(model, tokens, starts, 16, micro_batch_size=micro, dtype="float32", world=ALONE)
+    found = score(evaluation.Plain(model, micro), tokens, starts, 16, world=ALONE)
     assert found.nats == pytest.approx(nats, rel=1e-6) and found.tokens == length - 1 and model.training
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,17 @@ def weights(folder: Path, **changes: Any) -> GPT:
     return model
 
 
+def load(model: GPT, ours: TrainConfig, say: Callable[[str], None] = lambda _: None) -> None:
+    found = initial.read(ours, say)
+    assert found is not None
+    model.load_state_dict(found)
+
+
 def test_a_model_takes_the_weights_and_a_shorter_context(tmp_path: Path) -> None:
     source = weights(tmp_path)
     said: list[str] = []
     model = GPT(config(block_size=8, dropout=0.1, init_from=str(tmp_path)))
-    initial.load(model, config(block_size=8, dropout=0.1, init_from=str(tmp_path)), said.append)
+    load(model, config(block_size=8, dropout=0.1, init_from=str(tmp_path)), said.append)
     for name, p in model.named_parameters():
         wanted = source.get_parameter(name)
         assert torch.equal(p, wanted[:8] if name == "wpe.weight" else wanted), name
@@ -51,7 +58,7 @@ def test_nanogpts_padded_vocabulary_becomes_the_tokenizers(tmp_path: Path) -> No
     torch.save({"model": tensors, "model_args": arguments}, tmp_path / "ckpt.pt")
     ours = config(init_from=str(tmp_path / "ckpt.pt"))
     model = GPT(ours)
-    initial.load(model, ours, lambda _: None)
+    load(model, ours)
     assert torch.equal(model.wte.weight[:257], other.wte.weight[:257]) and not model.wte.weight[257:].any()
     assert initial.shape_of(tmp_path / "ckpt.pt")["n_embd"] == 32
 
@@ -120,17 +127,23 @@ def test_a_run_begins_where_another_ended_and_resumes_without_it(tmp_path: Path,
     train = trainer(ours, second, 1)
     train.resume()
     assert train.done == 0
-    assert all(torch.equal(a, b) for a, b in zip(train.model.parameters(), before.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(train.strategy.part.parameters(), before.strategy.part.parameters(), strict=True)
+    )
     train.run()
     first.path.rename(tmp_path / "gone")
     again = trainer(ours, second, 2)
     again.resume()
     assert again.done == 3
-    assert all(torch.equal(a, b) for a, b in zip(train.model.parameters(), again.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(train.strategy.part.parameters(), again.strategy.part.parameters(), strict=True)
+    )
 
 
 def test_a_run_without_a_checkpoint_gives_none(tmp_path: Path) -> None:
     run = create_run(config(), "empty", tmp_path / "runs")
     ours = config(init_from=str(run.path))
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
-        initial.load(GPT(ours), ours, lambda _: None)
+        load(GPT(ours), ours)

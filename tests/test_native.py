@@ -15,8 +15,9 @@ from gptlab.config import TrainConfig
 from gptlab.model import GPT
 from gptlab.native import build
 from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
 from gptlab.parallel.replicas import Replicas
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.strategy import Work
 from gptlab.parallel.world import World
 from gptlab.step import TrainStep
 
@@ -184,11 +185,9 @@ def test_training_follows_the_plain_twin() -> None:
     for fast in (False, True):
         model = GPT(config, seed=1, attention="sdpa" if fast else "math")
         batches = Batches(tokens, block_size=64, global_batch_size=4, order="random", seed=1)
-        step = TrainStep(
-            model, make_optimizer(model, config, fused=fast), Replicas(model, ALONE, keep=fast), batches, config, ALONE,
-            micro_batch_size=3, dtype="bfloat16" if fast else "float32",
-            engine=Engine(model, batch=3, threads=2) if fast else None,
-        )  # fmt: skip
+        work = Work(config, batches, ALONE, 3, "bfloat16" if fast else "float32")
+        engine = Engine(model, batch=3, threads=2) if fast else None
+        step = TrainStep(Replicated(model, work, engine=engine, fused=fast), work)
         losses.append([step(i).loss for i in range(50)])
     assert losses[0][0] - losses[0][-1] > 0.3
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) <= 0.02

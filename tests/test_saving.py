@@ -16,7 +16,7 @@ from gptlab.checkpoint import CheckpointError
 from gptlab.config import GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
-from gptlab.saving import Saver, Snapshot
+from gptlab.saving import Files, Saver, Snapshot
 
 SHAPE = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=65)
 
@@ -34,6 +34,9 @@ class Training:
         self.model(ids, ids + 1).backward()
         self.optimizer.step()
 
+    def files(self) -> Files:
+        return checkpoint.tensors(self.model, self.optimizer)
+
 
 class Gate:
     """Holds the writing thread where a checkpoint is about to take its place."""
@@ -50,7 +53,7 @@ def test_the_state_of_that_step_is_written_while_training_goes_on(tmp_path: Path
     one, gate = Training(), Gate()
     saver = Saver(tmp_path / "c", keep=2, may_write=gate)
     plain = checkpoint.save(tmp_path / "plain", 1, one.model, one.optimizer, {}, keep=1)
-    saver.save(1, one.model, one.optimizer, {})
+    saver.save(1, one.files(), {})
     for _ in range(3):
         one.step()
     assert gate.reached.wait(20) and not list((tmp_path / "c").glob("step-*"))
@@ -64,10 +67,10 @@ def test_one_at_a_time_and_the_wait_is_said(tmp_path: Path) -> None:
     one, gate = Training(), Gate()
     said: list[str] = []
     saver = Saver(tmp_path / "c", keep=5, may_write=gate, say=said.append)
-    saver.save(1, one.model, one.optimizer, {})
+    saver.save(1, one.files(), {})
     assert gate.reached.wait(20) and not said
     threading.Timer(0.2, gate.open.set).start()
-    stall = saver.save(2, one.model, one.optimizer, {})
+    stall = saver.save(2, one.files(), {})
     assert stall > 0.15 and len(said) == 1
     assert said[0].startswith("step 2: waited 0.") and said[0].endswith("until the checkpoint of step 1 was written")
     saver.wait()
@@ -77,7 +80,7 @@ def test_one_at_a_time_and_the_wait_is_said(tmp_path: Path) -> None:
 def test_an_error_is_raised_by_the_next_save_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Training()
     saver = Saver(tmp_path / "c", keep=5)
-    saver.save(1, one.model, one.optimizer, {})
+    saver.save(1, one.files(), {})
     saver.wait()
 
     def full(_: int) -> None:
@@ -85,14 +88,14 @@ def test_an_error_is_raised_by_the_next_save_and_by_wait(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        for ask in (lambda: saver.save(3, one.model, one.optimizer, {}), saver.wait):
-            saver.save(2, one.model, one.optimizer, {})  # tells nothing yet
+        for ask in (lambda: saver.save(3, one.files(), {}), saver.wait):
+            saver.save(2, one.files(), {})  # tells nothing yet
             with pytest.raises(CheckpointError, match=r"step 2 could not be written.*No space left"):
                 ask()
     saver.wait()  # said once
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["step-00000001"]
     assert checkpoint.fault(tmp_path / "c" / "step-00000001") is None
-    saver.save(4, one.model, one.optimizer, {})
+    saver.save(4, one.files(), {})
     saver.wait()
     assert (tmp_path / "c" / "step-00000004").exists()
 
@@ -105,7 +108,7 @@ def test_without_memory_for_a_copy_training_waits_and_the_log_says_so(
     saver = Saver(tmp_path / "c", keep=1, say=said.append)
     monkeypatch.setattr(saving, "free_bytes", lambda: 1000)
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("no thread is wanted"))
-    saver.save(1, one.model, one.optimizer, {})
+    saver.save(1, one.files(), {})
     assert checkpoint.fault(tmp_path / "c" / "step-00000001") is None
     assert len(said) == 1 and "training waits while its checkpoint is written" in said[0]
 

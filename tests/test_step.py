@@ -11,8 +11,9 @@ import torch
 from gptlab.batches import Batches
 from gptlab.config import TrainConfig
 from gptlab.model import GPT
-from gptlab.optimizer import learning_rate, make_optimizer
-from gptlab.parallel.replicas import Replicas
+from gptlab.optimizer import learning_rate
+from gptlab.parallel.replicated import Replicated
+from gptlab.parallel.strategy import Work
 from gptlab.parallel.world import World
 from gptlab.step import TrainStep
 
@@ -28,11 +29,8 @@ def make(config: TrainConfig = CONFIG, micro_batch_size: int = 8, dtype: str = "
     batches = Batches(
         TOKENS, block_size=config.block_size, global_batch_size=config.global_batch_size, order="random", seed=1
     )
-    optimizer = make_optimizer(model, config)
-    step = TrainStep(
-        model, optimizer, Replicas(model, ALONE), batches, config, ALONE, micro_batch_size=micro_batch_size, dtype=dtype
-    )
-    return model, step
+    work = Work(config, batches, ALONE, micro_batch_size, dtype)
+    return model, TrainStep(Replicated(model, work), work)
 
 
 def gradients(model: GPT) -> dict[str, torch.Tensor]:
@@ -90,9 +88,9 @@ def test_a_step_that_is_not_finite_does_not_move_the_schedule() -> None:
     with torch.no_grad():
         model.wte.weight.copy_(healthy)
     rates += [step(3).lr, step(4).lr]
-    wanted = [learning_rate(step.config, taken) for taken in (0, 1, 1, 1, 2)]
+    wanted = [learning_rate(step.work.config, taken) for taken in (0, 1, 1, 1, 2)]
     assert rates == wanted and step.skipped == 2
-    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3}
+    assert {int(state["step"]) for state in step.strategy.optimizer.state.values()} == {3}
 
 
 # float16
@@ -124,7 +122,10 @@ def test_an_overflow_moves_neither_weights_nor_schedule_and_halves_the_scale() -
     before = [p.clone() for p in model.parameters()]
     done = step(0)
     assert done.skipped and done.rescaled and math.isfinite(done.loss) and done.scale == 2.0**40
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) and not step.optimizer.state
+    assert (
+        all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        and not step.strategy.optimizer.state
+    )
     results = [step(s) for s in range(1, 40)]
     taken = [result for result in results if not result.skipped]
     assert all(result.rescaled for result in results if result.skipped)

@@ -87,7 +87,7 @@ def test_val_loss_is_that_of_the_whole_split(config: TrainConfig, tmp_path: Path
     for at in range(0, len(tokens) - 1, 32):
         piece = tokens[at : at + 33]
         with torch.no_grad():
-            nats += train.model.eval()(piece[None, :-1], piece[None, 1:], reduction="sum").item()
+            nats += train.strategy.part.eval()(piece[None, :-1], piece[None, 1:], reduction="sum").item()
     result = run.result()
     assert result is not None and result["val_loss"] == pytest.approx(nats / (len(tokens) - 1), abs=1e-5)
     size = len(train.corpus.tokenizer.decode_bytes(train.corpus.split("val")[1:]))
@@ -141,7 +141,7 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(
     if dtype == "float16":
         skipped = column(whole, "skipped")
         assert min(skipped) <= 4 < max(skipped) < 12
-    for a, b in zip(train.model.parameters(), second.model.parameters(), strict=True):
+    for a, b in zip(train.strategy.part.parameters(), second.strategy.part.parameters(), strict=True):
         assert torch.equal(a, b)
     assert {row["attempt"] for row in broken.metrics()} == {1, 2}
 
@@ -164,7 +164,7 @@ def test_gradients_that_no_scale_mends_are_divergence(config: TrainConfig, tmp_p
     run, train = start(config.replace(max_bad_steps=2), tmp_path, "a", "float16")
     assert train.train_step.scaler is not None
     train.train_step.scaler.scale = 2.0
-    train.model.get_parameter("ln_f.weight").register_hook(lambda g: g * math.inf)
+    train.strategy.part.get_parameter("ln_f.weight").register_hook(lambda g: g * math.inf)
     assert train.run() == "diverged"
     assert run.state == "diverged" and list(column(run, "loss_scale").values()) == [2.0, 1.0, 1.0]
 
@@ -277,7 +277,7 @@ def test_steps_that_are_not_finite_end_the_run_with_its_last_good_checkpoint(
     def poison(**more: Any) -> None:
         if train.done == 6:
             with torch.no_grad():
-                train.model.wte.weight[0, 0] = math.inf
+                train.strategy.part.wte.weight[0, 0] = math.inf
         heartbeat(**more)
 
     train._heartbeat = poison  # type: ignore[method-assign]
