@@ -11,11 +11,16 @@ Left out on purpose: choosing the setting (`worker.py`), the loop (`training.py`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
 
 from gptlab import compiling
 from gptlab.attention import Attention
-from gptlab.batches import Batches, Tokens
+from gptlab.batches import Batches, Feed, Tokens
 from gptlab.config import TrainConfig
+from gptlab.documents import DocumentBatches, Documents
+from gptlab.heads import SequenceClassifier
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
 from gptlab.parallel.replicated import Replicated
@@ -46,24 +51,49 @@ class Parts:
     step: TrainStep
 
 
-def assemble(config: TrainConfig, setting: Setting, tokens: Tokens, world: World) -> Parts:
+def make_model(config: TrainConfig, data: Tokens | Documents, attention: Attention = "sdpa") -> nn.Module:
+    """The whole model that a config asks for, with the weights that its seed decides: a GPT, or for documents a
+    classifier."""
+    if isinstance(data, Documents):
+        return SequenceClassifier(config, len(data.names), pad_id=data.pad, attention=attention, seed=config.seed)
+    return GPT(config, attention=attention, seed=config.seed)
+
+
+def adapt(config: TrainConfig, data: Tokens | Documents, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of `make_model`'s model that begins with those of a GPT; a classifier's score begins anew."""
+    if not isinstance(data, Documents):
+        return weights
+    weights.pop("lm_head.weight", None)
+    model = make_model(config, data)
+    return dict(model.state_dict()) | {f"transformer.{name}": value for name, value in weights.items()}
+
+
+def make_batches(config: TrainConfig, data: Tokens | Documents) -> Feed:
+    """The global batches of a run on a split."""
+    values: dict[str, Any] = {
+        "block_size": config.block_size, "global_batch_size": config.global_batch_size, "order": config.data_order,
+        "seed": config.seed,
+    }  # fmt: skip
+    return DocumentBatches(data, **values) if isinstance(data, Documents) else Batches(data, **values)
+
+
+def assemble(config: TrainConfig, setting: Setting, data: Tokens | Documents, world: World) -> Parts:
     """Builds the parts on this process's device.
 
     Args:
-        tokens: the training split.
+        data: the training split.
     """
     allow_tfloat32(setting.dtype)
-    batches = Batches(
-        tokens, block_size=config.block_size, global_batch_size=config.global_batch_size, order=config.data_order,
-        seed=config.seed,
-    )  # fmt: skip
-    work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
-    model = GPT(config, attention=setting.attention, seed=config.seed).to(world.device)
+    work = Work(config, make_batches(config, data), world, setting.micro_batch_size, setting.dtype)
+    model = make_model(config, data, setting.attention).to(world.device)
     whole = setting.compile == "step"
+    engine = None
+    if setting.kernels == "native":
+        assert isinstance(model, GPT), "a kernel of our own trains a GPT"
+        engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads)
     strategy = Replicated(
         model, work, callee=compiling.compiled(model, setting.compile), fused=not whole,
-        engine=Engine(model, batch=setting.micro_batch_size, threads=setting.threads)
-        if setting.kernels == "native" else None,
+        engine=engine,
     )  # fmt: skip
     update = compiling.CompiledUpdate(strategy.optimizer, lambda: strategy.gradients) if whole else None
     return Parts(strategy, TrainStep(strategy, work, compiled_update=update))

@@ -18,6 +18,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from gptlab import tasks
 from gptlab.fields import ConfigError, check_fields, did_you_mean, field_docs, field_types
 
 __all__ = ["LIMITS", "ConfigError", "GPTConfig", "TrainConfig", "did_you_mean", "field_docs", "field_types"]
@@ -237,6 +238,7 @@ class TrainConfig(GPTConfig):
             known = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}.get(self.tokenizer, 0)
             object.__setattr__(self, "vocab_size", known)
         super().__post_init__()
+        tasks.check(self)
         if self.nproc > self.global_batch_size:
             raise ConfigError(
                 f"nproc {self.nproc} is more than the global_batch_size {self.global_batch_size} gives work to: "

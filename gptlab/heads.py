@@ -28,6 +28,25 @@ from gptlab.config import ConfigError, GPTConfig
 from gptlab.model import GPT
 
 
+def tally(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """What a model makes of sequences: (1,) their summed loss, in nats; of a classifier (2,), and how many it classes
+    rightly. Targets of -100 are left out.
+
+    Args:
+        targets: (B, T) int64 for a model of language, (B,) labels for a classifier.
+    """
+    if targets.dim() == 2:
+        loss: Tensor = model(ids, targets, reduction="sum")
+        return loss[None]
+    return tally_scores(model(ids), targets)
+
+
+def tally_scores(scores: Tensor, labels: Tensor) -> Tensor:
+    """The same (2,) from a classifier's scores (B, K)."""
+    loss = F.cross_entropy(scores.float(), labels, reduction="sum")
+    return torch.stack([loss, (scores.argmax(1) == labels).sum().to(loss.dtype)])
+
+
 def last_position(ids: Tensor, pad_id: int | None) -> Tensor:
     """Where the last token of each row stands that isn't padding: (B, T) int64 -> (B,) int64. As in transformers, other
     places with the padding's id count as text, and a row without any text is read at its beginning."""

@@ -66,7 +66,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = True)
         fused: torch's fused AdamW; without, the plain loop over parameters.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    hidden = [p for name, p in named.items() if config.optimizer == "muon" and name.startswith("h.") and p.dim() == 2]
+    hidden = [
+        p for name, p in named.items()
+        if config.optimizer == "muon" and name.removeprefix("transformer.").startswith("h.") and p.dim() == 2
+    ]  # fmt: skip
     taken = {id(p) for p in hidden}
     rest = [p for p in named.values() if id(p) not in taken]
     groups = [

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptlab.config import ConfigError
-from gptlab.documents import Documents
 from gptlab.preparing import FORMAT, VERSION, Split
 from gptlab.tokenfile import layout
 from gptlab.tokenizer import Tokenizer, from_meta, vocab_size_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from gptlab.documents import Documents
 
 _SPLITS: tuple[Split, Split] = ("train", "val")
 
@@ -72,6 +73,8 @@ class Corpus:
 
     def documents(self, split: Split) -> Documents:
         """The labelled documents of "train" or "val"."""
+        from gptlab.documents import Documents
+
         pad, labels = self.tokenizer.eot, self.meta["labels"].get(split)
         assert pad is not None, "documents end with the end-of-text id"
         found = Documents(self.split(split), labels, names=self.classes, pad=pad)

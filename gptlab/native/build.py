@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from gptlab.config import GPTConfig
+from gptlab.counts import classifies
 
 _HERE = Path(__file__).parent
 _SOURCES = (
@@ -42,6 +43,8 @@ def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:
         return "kernels of our own are for CPUs"
     if dtype != "bfloat16":
         return "kernels of our own compute in bfloat16"
+    if classifies(config):
+        return "kernels of our own model language"
     plain = GPTConfig(
         n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, block_size=config.block_size,
         vocab_size=config.vocab_size, bias=config.bias,
