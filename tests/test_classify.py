@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from labels import write_jsonl
 
 from gptlab import checkpoint, corpus
 from gptlab.assembly import Setting
@@ -19,7 +20,6 @@ from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
 from gptlab.runs import Run
 from gptlab.training import Trainer
-from tests.labels import write_jsonl
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from labels import rows, write_folder, write_jsonl
 
 from gptlab import corpus
 from gptlab.config import ConfigError
 from gptlab.labelled import read
 from gptlab.sources import source
-from tests.labels import rows, write_folder, write_jsonl
 
 
 def texts(found: corpus.Corpus, split: str) -> list[tuple[str, str]]:
