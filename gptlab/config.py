@@ -15,10 +15,11 @@ Left out on purpose: configs by size (`presets.py`), what a config costs (`costs
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from gptlab import tasks
+from gptlab import spread, tasks
 from gptlab.fields import ConfigError, check_fields, did_you_mean, field_docs, field_types
 
 __all__ = ["LIMITS", "ConfigError", "GPTConfig", "TrainConfig", "did_you_mean", "field_docs", "field_types"]
@@ -38,6 +39,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "beta2": (0.0, 0.999999), "grad_clip": (0.0, 1e6), "eval_interval": (1, 10**12), "eval_iters": (1, 10**9),
     "log_interval": (1, 10**9), "checkpoint_interval": (1, 10**12), "keep_checkpoints": (1, 10**6),
     "max_bad_steps": (1, 10**6), "seed": (0, 2**63 - 1), "nproc": (1, 4096), "threads": (0, 4096),
+    "stages": (0, 4096), "stages_per_process": (0, 1000), "pipeline_micro_batches": (0, 1_000_000),
 }  # fmt: skip
 """Least and greatest legal value of each number, both included; widgets take their bounds from here."""
 
@@ -228,6 +230,18 @@ class TrainConfig(GPTConfig):
     strategy: Literal["ddp", "fsdp", "pp", "pp+ddp", "pp+fsdp"] = "ddp"
     """How they share the work: ddp, each has the whole model and its part of the batch; fsdp, weights, gradients and
     optimizer state are spread over them too; pp, a pipeline of stages; the last two, replicas of such a pipeline."""
+    stages: int = 0
+    """Parts that a pipeline cuts the model into, balanced by cost; 0 is as many as the processes hold."""
+    split: str | Mapping[str, str] | None = None
+    """Where a pipeline is cut by hand: right before or right after a block (h.4=beginning,h.8=end)."""
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"] = (
+        "1f1b"
+    )
+    """In which order a pipeline's stages work on their micro-batches."""
+    stages_per_process: int = 0
+    """Stages of a pipeline that a process holds; 0 is the usual: 2 where they come round again or turn back, else 1."""
+    pipeline_micro_batches: int = 0
+    """Micro-batches that go through a pipeline together, some times a step; 0 is all of a step's at once."""
     threads: int = 0
     """CPU threads a process; 0 divides the cores over the processes of this machine."""
     share_gpu: bool = False
@@ -237,6 +251,8 @@ class TrainConfig(GPTConfig):
         if self.vocab_size == 0:
             known = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}.get(self.tokenizer, 0)
             object.__setattr__(self, "vocab_size", known)
+        if isinstance(self.split, Mapping):
+            object.__setattr__(self, "split", spread.split_text(self.split))
         super().__post_init__()
         tasks.check(self)
         if self.nproc > self.global_batch_size:
@@ -254,6 +270,7 @@ class TrainConfig(GPTConfig):
                 f"min_lr {self.min_lr:g} is above learning_rate {self.learning_rate:g}: "
                 f"use at most {self.learning_rate:g}."
             )
+        spread.check(self)
 
     def replace(self, **changes: Any) -> Self:
         """This config with some fields changed; another text or tokenizer brings its own vocabulary."""

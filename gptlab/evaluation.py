@@ -234,6 +234,7 @@ def evaluate(
     dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config.n_embd)
     model, state = load_any(newest, device=kind)
     tokens: Text
+    size: int | None
     classifies = config.task == "classify"
     if file is not None:
         if classifies:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Iterator
 from typing import Self, overload
 
 import torch
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from gptlab import weights
 from gptlab.attention import Attention, Mask, attend, make_mask
 from gptlab.config import ConfigError, GPTConfig
-from gptlab.counts import loss_in_chunks
+from gptlab.counts import loss_in_chunks, shapes
 from gptlab.kvcache import KVCache
 from gptlab.loss import head_loss
 
@@ -151,7 +152,7 @@ class Block(nn.Module):
 
 
 @torch.compiler.disable
-def _seed_dropout(seed: int) -> None:
+def _manual_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
@@ -241,36 +242,55 @@ class GPT(nn.Module):
             (B, T, V) logits, cropped to the vocabulary; or a scalar loss, in float32.
         """
         hidden = self.hidden(ids, dropout_seed=dropout_seed, cache=cache)  # (B, T, C)
-        if targets is not None and loss_in_chunks(self.config, targets.numel()):
+        return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
+
+    def hidden(self, ids: Tensor, *, dropout_seed: int | None = None, cache: KVCache | None = None) -> Tensor:
+        """What the head reads: (B, T) -> (B, T, C). Arguments as for `forward`."""
+        T = ids.size(1)
+        positions = torch.arange(T, device=ids.device) if cache is None else cache.positions(T)  # (T,) or (B, T)
+        x = self.embed(ids, positions, dropout_seed)
+        x = self.through(enumerate(self.h), x, ids, positions, dropout_seed, cache)
+        if cache is not None:
+            cache.advance(T)
+        return self.ln_f(x)
+
+    def embed(self, ids: Tensor, positions: Tensor, dropout_seed: int | None) -> Tensor:
+        """What the first block reads: (B, T) -> (B, T, C)."""
+        self._seed_dropout(dropout_seed, 0)
+        x = self.wte(ids)  # (B, T, C)
+        if self.wpe is not None:
+            x = x + self.wpe(positions)
+        return F.dropout(x, self.config.dropout, self.training)
+
+    def through(
+        self, blocks: Iterable[tuple[int, nn.Module]], x: Tensor, ids: Tensor, positions: Tensor,
+        dropout_seed: int | None, cache: KVCache | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Takes x (B, T, C) through blocks, each with its layer, that read the ids (B, T) at these positions."""
+        mask = make_mask(self.attention, self.config, ids, next(self.parameters()).dtype, cache)
+        turn = rotation(positions, self.config.head_dim) if self.config.rope else None
+        for layer, block in blocks:
+            self._seed_dropout(dropout_seed, 1 + layer)
+            x = block(x, layer, mask, turn, cache)
+        return x
+
+    def _seed_dropout(self, seed: int | None, place: int) -> None:
+        if self.training and self.config.dropout > 0 and seed is not None:
+            _manual_seed(seed + place)
+
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str, *, in_chunks: bool = True) -> Tensor:
+        """The loss of what the head reads, (B, T, C), in float32. Arguments as for `forward`.
+
+        Args:
+            in_chunks: whether it may go in chunks, whose gradients cannot be taken one at a time.
+        """
+        if in_chunks and loss_in_chunks(self.config, targets.numel()):
             return head_loss(
                 hidden.flatten(0, 1), self.head, targets.flatten(), vocab_size=self.config.vocab_size,
                 reduction=reduction,
             )  # fmt: skip
         logits = self.logits(hidden)  # (B, T, V)
-        if targets is None:
-            return logits
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
-
-    def hidden(self, ids: Tensor, *, dropout_seed: int | None = None, cache: KVCache | None = None) -> Tensor:
-        """What the head reads: (B, T) -> (B, T, C). Arguments as for `forward`."""
-        config, T = self.config, ids.size(1)
-        positions = torch.arange(T, device=ids.device) if cache is None else cache.positions(T)  # (T,) or (B, T)
-        mask = make_mask(self.attention, config, ids, self.wte.weight.dtype, cache)
-        turn = rotation(positions, config.head_dim) if config.rope else None
-        drops = self.training and config.dropout > 0
-        if drops and dropout_seed is not None:
-            _seed_dropout(dropout_seed)
-        x = self.wte(ids)  # (B, T, C)
-        if self.wpe is not None:
-            x = x + self.wpe(positions)
-        x = F.dropout(x, config.dropout, self.training)
-        for layer, block in enumerate(self.h):
-            if drops and dropout_seed is not None:
-                _seed_dropout(dropout_seed + 1 + layer)
-            x = block(x, layer, mask, turn, cache)
-        if cache is not None:
-            cache.advance(T)
-        return self.ln_f(x)
 
     @property
     def head(self) -> Tensor:
@@ -298,16 +318,24 @@ def initialise(model: GPT, seed: int) -> None:
     | biases                                   | 0                                                           |
     | rows of wte, lm_head past the vocabulary | 0; nothing reads them                                       |
 
+    """
+    for name, value in initial_weights(model.config, seed):
+        model.get_parameter(name).copy_(value)
+
+
+def initial_weights(config: GPTConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """GPT-2's initial weights by name, one after the other: who holds a part of the model never needs the whole.
+
     Drawn on the CPU in float32 from a generator of its own, so every device and process starts alike.
     """
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif "ln_" in name or "_norm" in name:
-            parameter.fill_(1.0)
-        else:
-            deviation = 0.02 / math.sqrt(2 * model.config.n_layer) if name.endswith("c_proj.weight") else 0.02
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
-    for table in (model.wte.weight, model.head):
-        table[model.config.vocab_size :].zero_()
+    for name, shape in shapes(config).items():
+        value = torch.zeros(shape)
+        if "ln_" in name or "_norm" in name:
+            value.fill_(float(name.endswith("weight")))
+        elif name.endswith("weight"):
+            deviation = 0.02 / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 0.02
+            value.normal_(0.0, deviation, generator=generator)
+        if name in ("wte.weight", "lm_head.weight"):
+            value[config.vocab_size :] = 0.0
+        yield name, value

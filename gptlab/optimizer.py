@@ -58,14 +58,19 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = True) -> Optimizer:
-    """The optimizer that the config asks for; every trainable parameter is in exactly one of its groups.
+    """The optimizer that the config asks for, of a model. Arguments as for `optimizer_of`."""
+    return optimizer_of({name: p for name, p in model.named_parameters() if p.requires_grad}, config, fused=fused)
+
+
+def optimizer_of(named: dict[str, nn.Parameter], config: TrainConfig, *, fused: bool = True) -> Optimizer:
+    """The optimizer that the config asks for; every parameter is in exactly one of its groups.
 
     Weight decay falls on matrices (two dimensions and more) alone.
 
     Args:
+        named: by the model's names; of a matrix this process may hold some rows.
         fused: torch's fused AdamW; without, the plain loop over parameters.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     hidden = [
         p for name, p in named.items()
         if config.optimizer == "muon" and name.removeprefix("transformer.").startswith("h.") and p.dim() == 2
