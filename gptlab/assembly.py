@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gptlab import compiling
+from gptlab import compiling, huggingface
 from gptlab.attention import Attention
 from gptlab.batches import Batches, Feed, Tokens
 from gptlab.config import TrainConfig
 from gptlab.documents import DocumentBatches, Documents
-from gptlab.heads import SequenceClassifier
+from gptlab.heads import Labels, SequenceClassifier, initial_score
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
 from gptlab.parallel.replicated import Replicated
@@ -51,21 +51,29 @@ class Parts:
     step: TrainStep
 
 
-def make_model(config: TrainConfig, data: Tokens | Documents, attention: Attention = "sdpa") -> nn.Module:
-    """The whole model that a config asks for, with the weights that its seed decides: a GPT, or for documents a
-    classifier."""
-    if isinstance(data, Documents):
-        return SequenceClassifier(config, len(data.names), pad_id=data.pad, attention=attention, seed=config.seed)
+def labels_of(data: Tokens | Documents) -> Labels | None:
+    """What a classifier of these documents has; None of plain text."""
+    return Labels(len(data.names), data.pad) if isinstance(data, Documents) else None
+
+
+def make_model(config: TrainConfig, labels: Labels | None, attention: Attention = "sdpa") -> nn.Module:
+    """The whole model that a config asks for, with the weights that its seed decides: a GPT or a classifier, of ours
+    or of Hugging Face's."""
+    if config.model == "huggingface":
+        return huggingface.make(config, labels, seed=config.seed, attention=attention)
+    if labels is not None:
+        return SequenceClassifier(config, labels.count, pad_id=labels.pad_id, attention=attention, seed=config.seed)
     return GPT(config, attention=attention, seed=config.seed)
 
 
-def adapt(config: TrainConfig, data: Tokens | Documents, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def adapt(config: TrainConfig, labels: Labels | None, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of `make_model`'s model that begins with those of a GPT; a classifier's score begins anew."""
-    if not isinstance(data, Documents):
-        return weights
-    weights.pop("lm_head.weight", None)
-    model = make_model(config, data)
-    return dict(model.state_dict()) | {f"transformer.{name}": value for name, value in weights.items()}
+    if labels is not None:
+        weights.pop("lm_head.weight", None)  # of weights whose head is not tied
+    score = {} if labels is None else {"score.weight": initial_score(config, labels.count, config.seed)}
+    if config.model == "huggingface":
+        return dict(huggingface.publish(name, value, config) for name, value in weights.items()) | score
+    return {f"transformer.{name}" if score else name: value for name, value in weights.items()} | score
 
 
 def make_batches(config: TrainConfig, data: Tokens | Documents) -> Feed:
@@ -85,7 +93,7 @@ def assemble(config: TrainConfig, setting: Setting, data: Tokens | Documents, wo
     """
     allow_tfloat32(setting.dtype)
     work = Work(config, make_batches(config, data), world, setting.micro_batch_size, setting.dtype)
-    model = make_model(config, data, setting.attention).to(world.device)
+    model = make_model(config, labels_of(data), setting.attention).to(world.device)
     whole = setting.compile == "step"
     engine = None
     if setting.kernels == "native":

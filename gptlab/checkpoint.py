@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gptlab import huggingface
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.heads import SequenceClassifier
 from gptlab.model import GPT
@@ -310,6 +311,8 @@ def load_any(
         with torch.device("meta"):
             model = _empty(state)
         weights = load_file(folder / MODEL, device=device)
+        if state.get("origin") == "huggingface":
+            weights = huggingface.ours(weights, GPTConfig.from_dict(state["model"]))
         _check_shapes(folder, {name: value.shape for name, value in model.state_dict().items()}, weights)
         model.load_state_dict(weights, assign=True)
     except (KeyError, OSError, RuntimeError, SafetensorError) as error:

@@ -128,10 +128,11 @@ def classifies(config: GPTConfig) -> bool:
 
 def matmul_parameters(config: GPTConfig) -> int:
     """Weights that every token is multiplied with: the blocks' matrices (12 C^2 a block in GPT-2) and the head with its
-    padding; no biases, no lookups."""
+    padding (Hugging Face's has none); no biases, no lookups."""
     block = sum(math.prod(shape) for shape in block_shapes(config).values() if len(shape) == 2)
-    head = 0 if classifies(config) else config.padded_vocab_size * config.n_embd
-    return config.n_layer * block + head
+    theirs = getattr(config, "model", "gptlab") == "huggingface"
+    rows = 0 if classifies(config) else config.vocab_size if theirs else config.padded_vocab_size
+    return config.n_layer * block + rows * config.n_embd
 
 
 def attention_flops_per_token(config: GPTConfig) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,22 @@ from gptlab import weights
 from gptlab.attention import Attention
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.model import GPT
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a classifier's shape has besides the GPT's."""
+
+    count: int
+    """Labels K."""
+    pad_id: int | None
+    """The id that fills rows up on the right."""
+
+
+def initial_score(config: GPTConfig, num_labels: int, seed: int) -> Tensor:
+    """A score's first weights, (K, C): normal, deviation 0.02, as in transformers; drawn on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(num_labels, config.n_embd).normal_(0.0, 0.02, generator=generator)
 
 
 def tally(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
@@ -75,9 +92,7 @@ class SequenceClassifier(nn.Module):
         self.score = nn.Linear(config.n_embd, num_labels, bias=False)
         if self.score.weight.device.type != "meta":
             with torch.no_grad():
-                generator = torch.Generator().manual_seed(seed)
-                spread = torch.empty(num_labels, config.n_embd).normal_(0.0, 0.02, generator=generator)
-                self.score.weight.copy_(spread)
+                self.score.weight.copy_(initial_score(config, num_labels, seed))
 
     def forward(
         self, ids: Tensor, labels: Tensor | None = None, *, reduction: str = "mean", dropout_seed: int | None = None

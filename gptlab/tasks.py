@@ -3,12 +3,13 @@
     >>> from gptlab.config import TrainConfig
     >>> check(TrainConfig(task="classify"))
 
-Left out on purpose: what the tasks are (`heads.py`, `documents.py`), and whether transformers is there
+Left out on purpose: what the tasks are (`heads.py`, `documents.py`) and the published model
 (`huggingface.py`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from gptlab.fields import ConfigError
@@ -22,6 +23,12 @@ PUBLISHED = {
     "attention": ("auto", "sdpa", "math"), "compile": "off",
 }  # fmt: skip
 """What a config says of GPT-2 as transformers has it, and how that is trained here."""
+
+
+def check_installed(config: TrainConfig) -> None:
+    """Refuses a model whose package is not installed. Imports nothing of it."""
+    if config.model == "huggingface" and importlib.util.find_spec("transformers") is None:
+        raise ConfigError("model huggingface needs transformers: install it (pip install 'gptlab[huggingface]').")
 
 
 def check(config: TrainConfig) -> None:

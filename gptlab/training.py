@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
-from gptlab.assembly import Setting, adapt, assemble
+from gptlab.assembly import Setting, adapt, assemble, labels_of
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
 from gptlab.parallel.world import World
@@ -109,7 +109,7 @@ class Trainer:
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
         elif weights := initial.read(self.config, self.say):
-            self.strategy.load({checkpoint.MODEL: adapt(self.config, self.train_data, weights)})
+            self.strategy.load({checkpoint.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""
@@ -244,6 +244,7 @@ class Trainer:
                     "time_s": self.time_s, "skipped_steps": self.train_step.skipped,
                     "scaler": self.train_step.scaler.state() if self.train_step.scaler else None,
                     "model": self.config.shape().to_dict(), "tokenizer": self.corpus.tokenizer.to_meta(),
+                    "origin": self.config.model,
                     "classes": self.corpus.classes if self.config.task == "classify" else None,
                     "seed": self.config.seed, "val_loss": _plain(self.look[1]) if here and self.look else None,
                     "best": self.best,

@@ -105,8 +105,9 @@ def _look_around() -> None:
 
 def _check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus, costs, hardware
+    from gptlab import corpus, costs, hardware, tasks
 
+    tasks.check_installed(config)
     device = hardware.likely_device(config.device)
     own = hardware.distinct_devices(device, config.nproc)
     if device == "cuda" and own < config.nproc and not config.share_gpu:
