@@ -42,4 +42,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gptlab needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv), and none is on the PATH: install one, or name it with 'make PYTHON=/path/to/python'." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
+	$(BIN)/python -c "from gptlab.native.build import compile_ahead; compile_ahead()"
 	@touch $@

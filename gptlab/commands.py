@@ -314,7 +314,7 @@ def cost(arguments: argparse.Namespace) -> int:
             config = config.replace(vocab_size=found.vocab_size)
     if arguments.measure:
         kind, _ = hardware.resolve_device(config.device)
-        hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config.n_embd)[0], measure=True)
+        hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config)[0], measure=True)
     record = costs.cost(config)
     write(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
     return 0

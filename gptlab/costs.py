@@ -296,7 +296,7 @@ def cost(config: TrainConfig) -> dict[str, Any]:
 
     count = parameters(config)
     kind = hardware.likely_device(config.device)
-    dtype, dtype_reason = hardware.resolve_dtype(config.dtype, kind, config.n_embd)
+    dtype, dtype_reason = hardware.resolve_dtype(config.dtype, kind, config)
     devices = hardware.distinct_devices(kind, config.nproc)
     sharing = -(-config.nproc // devices)
     memory = hardware.device_memory(kind)

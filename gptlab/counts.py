@@ -126,12 +126,16 @@ def classifies(config: GPTConfig) -> bool:
     return getattr(config, "task", "lm") == "classify"
 
 
+def published(config: GPTConfig) -> bool:
+    """Whether a config is that of a run that trains Hugging Face's module."""
+    return getattr(config, "model", "gptlab") == "huggingface"
+
+
 def matmul_parameters(config: GPTConfig) -> int:
     """Weights that every token is multiplied with: the blocks' matrices (12 C^2 a block in GPT-2) and the head with its
     padding (Hugging Face's has none); no biases, no lookups."""
     block = sum(math.prod(shape) for shape in block_shapes(config).values() if len(shape) == 2)
-    theirs = getattr(config, "model", "gptlab") == "huggingface"
-    rows = 0 if classifies(config) else config.vocab_size if theirs else config.padded_vocab_size
+    rows = 0 if classifies(config) else config.vocab_size if published(config) else config.padded_vocab_size
     return config.n_layer * block + rows * config.n_embd
 
 

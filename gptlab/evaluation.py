@@ -231,7 +231,7 @@ def evaluate(
         raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
     config, info = run.config, run.info
     kind, _ = hardware.resolve_device("auto")
-    dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config.n_embd)
+    dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config)
     model, state = load_any(newest, device=kind)
     tokens: Text
     size: int | None

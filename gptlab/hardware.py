@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gptlab import peaks
-from gptlab.config import ConfigError
+from gptlab import kernels, peaks
+from gptlab.config import ConfigError, GPTConfig
 from gptlab.peaks import Peak, Rates, known_peak
 
 __all__ = ["Peak", "Rates", "known_peak"]  # beside what is defined here: callers need not know where the table stands
@@ -34,8 +34,9 @@ __all__ = ["Peak", "Rates", "known_peak"]  # beside what is defined here: caller
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Commands that start a browser which the browser tests can drive."""
 BFLOAT16_WIDTH = 256
-"""Least n_embd at which `dtype auto` takes bfloat16 on a CPU. Under it autocast's casts cost more than the products
-gain: 4/4/128 took 34-43 ms a step with them and 28 without on an AMX machine; 6/6/384 was twice as fast."""
+"""Least n_embd at which `dtype auto` takes bfloat16 on a CPU with torch's kernels. Under it autocast's casts cost more
+than the products gain: 4/4/128 took 34-43 ms a step with them and 28 without on an AMX machine; 6/6/384 was twice as
+fast."""
 
 FALLBACK = "WARNING, not as asked:"
 """How the reason begins where a setting could not be had; the log and run.json have it."""
@@ -201,7 +202,7 @@ def resolve_device(device: str = "auto") -> tuple[str, str]:
     return device, "as asked"
 
 
-def resolve_dtype(dtype: str, device: str, n_embd: int) -> tuple[str, str]:
+def resolve_dtype(dtype: str, device: str, config: GPTConfig) -> tuple[str, str]:
     """What a `dtype` setting becomes on a device (cpu, cuda, mps), and why. Imports no torch.
 
     One that the device has no instructions for becomes float32, and the reason begins with FALLBACK.
@@ -224,7 +225,9 @@ def resolve_dtype(dtype: str, device: str, n_embd: int) -> tuple[str, str]:
         if capability is not None and capability >= 7:
             return "float16", f"auto: compute capability {capability} is before bfloat16 (8.0), and has float16's cores"
         return "float32", f"auto: compute capability {capability} is before tensor cores (7.0)"
-    if device == "cpu" and native and n_embd >= BFLOAT16_WIDTH:
+    if device == "cpu" and kernels.serves(config, device, "bfloat16"):
+        return "bfloat16", "auto: the kernel of our own is more than twice as fast in it as in float32"
+    if device == "cpu" and native and config.n_embd >= BFLOAT16_WIDTH:
         return "bfloat16", f"auto: the CPU has {native}, and n_embd is at least {BFLOAT16_WIDTH}"
     if device == "cpu" and native:
         return "float32", f"auto: under n_embd {BFLOAT16_WIDTH} casts cost more than bfloat16 products gain"

@@ -48,3 +48,8 @@ def check(config: TrainConfig) -> None:
                     f"{name} {value} is not what model huggingface has: use {known}, or train our own with "
                     "model gptlab."
                 )
+        if config.strategy in ("fsdp", "pp+fsdp"):
+            raise ConfigError(
+                f"strategy {config.strategy} spreads the rows of our own model alone: use ddp, pp or pp+ddp with model "
+                "huggingface."
+            )

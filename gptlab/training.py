@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
-from gptlab.assembly import Setting, adapt, assemble, labels_of
+from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
+from gptlab.making import adapt, labels_of
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
 from gptlab.preparing import Split

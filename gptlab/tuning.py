@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gptlab import costs, hardware
+from gptlab import costs, hardware, kernels
 from gptlab.config import ConfigError, TrainConfig
 
 TUNED = ("dtype", "kernels", "compile", "attention", "micro_batch_size")
@@ -105,16 +105,13 @@ def _with(config: TrainConfig, **changes: Any) -> TrainConfig:
 
 def _precisions(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
     """Precisions of this device, each with the kernels that there are; what the config fixes stays."""
-    from gptlab import native
-
     widths = {"cuda": ("bfloat16", "tfloat32"), "cpu": ("bfloat16", "float32")}.get(device, ("float32",))
     for dtype in widths if config.dtype == "auto" else (config.dtype,):
         if dtype == "bfloat16" and device == "cpu" and hardware.cpu_bfloat16() is None:
             continue
-        fixed = config.kernels != "auto" or config.compile != "off"
-        ours = not fixed and native.refusal(config, device, dtype) is None and config.attention in ("auto", "sdpa")
-        for kernels in ("native", "torch") if ours else (config.kernels,):
-            yield _with(config, dtype=dtype, kernels=kernels)
+        ours = config.kernels == "auto" and kernels.serves(config, device, dtype)
+        for which in ("native", "torch") if ours else (config.kernels,):
+            yield _with(config, dtype=dtype, kernels=which)
 
 
 def _compilers(config: TrainConfig, device: str) -> Iterator[TrainConfig]:

@@ -211,7 +211,7 @@ def settle(
         threads = config.threads or hardware.default_threads(local_size)
         return Setting(**(kept | {"threads": threads})), {"threads": f"{local_size} processes on this machine"}
     device, reasons["device"] = hardware.resolve_device(config.device)
-    dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config.n_embd)
+    dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config)
     attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
     reasons["threads"] = "as asked" if config.threads else f"the cores over {local_size} processes on this machine"

@@ -17,14 +17,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's cache or runs. Its own cache says how fast the CPU is: no run measures."""
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_kernels: Path) -> None:
+    """No test reads or writes the user's cache or runs. Its own cache says how fast the CPU is, so that no run
+    measures, and holds the kernels that an earlier test compiled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rates = asdict(peaks.Rates(1e11, 1e11, 1e11, 1e10, 1e10))
     keys = [peaks.cache_key(hardware.cpu_name(), dtype, hardware.cores()) for dtype in ("float32", "bfloat16")]
     peaks.cache_file().parent.mkdir(parents=True)
     peaks.cache_file().write_text(json.dumps(dict.fromkeys(keys, rates)))
+    (peaks.cache_file().parent / "native").symlink_to(compiled_kernels)
     monkeypatch.setenv("GPTLAB_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all tests keep the kernels of our own: compiling one takes some seconds."""
+    return tmp_path_factory.mktemp("native")
 
 
 @pytest.fixture(scope="session")

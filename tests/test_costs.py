@@ -206,7 +206,7 @@ def test_cost_is_plain_and_predicts_once_rates_are_known() -> None:
 
 def test_cost_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from gptlab.costs import cost; from gptlab.config import preset; cost(preset('gpt2'));"
+        "import sys; from gptlab.costs import cost; from gptlab.presets import preset; cost(preset('gpt2'));"
         "sys.exit(bool({'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

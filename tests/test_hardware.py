@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptlab import hardware, peaks
+from gptlab import hardware, kernels, peaks
 from gptlab.config import ConfigError
 from gptlab.peaks import Rates, known_peak
+from gptlab.presets import preset
 
 RATES = Rates(4e11, 3e11, 1e11, 1e10, 2e10)
 
@@ -24,7 +26,7 @@ RATES = Rates(4e11, 3e11, 1e11, 1e10, 2e10)
 def unmeasured(own_folders: None) -> None:
     """These tests begin on a machine that nobody has measured."""
     peaks.cache_file().unlink()
-    peaks.cache_file().parent.rmdir()
+    shutil.rmtree(peaks.cache_file().parent)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +187,20 @@ def test_a_containers_limits_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_dtype_follows_device_and_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_bfloat16", lambda: "amx_bf16")
-    assert hardware.resolve_dtype("auto", "cpu", 384)[0] == "bfloat16"
-    assert hardware.resolve_dtype("auto", "cpu", 128)[0] == "float32"
-    assert hardware.resolve_dtype("float32", "cpu", 768) == ("float32", "as asked")
+    wide, narrow = preset("10m", kernels="torch"), preset("1m", kernels="torch")
+    assert hardware.resolve_dtype("auto", "cpu", wide)[0] == "bfloat16"
+    assert hardware.resolve_dtype("auto", "cpu", narrow)[0] == "float32"
+    assert hardware.resolve_dtype("float32", "cpu", wide) == ("float32", "as asked")
+    monkeypatch.setattr(kernels, "refusal", lambda *_: None)  # a CPU that the kernel of our own serves
+    assert hardware.resolve_dtype("auto", "cpu", preset("1m"))[0] == "bfloat16"
+    assert hardware.resolve_dtype("auto", "cpu", narrow)[0] == "float32"
+    monkeypatch.undo()
     monkeypatch.setattr(hardware, "cpu_bfloat16", lambda: None)
-    assert hardware.resolve_dtype("auto", "cpu", 768)[0] == "float32"
+    assert hardware.resolve_dtype("auto", "cpu", wide)[0] == "float32"
     for capability, wanted in ((9.0, "bfloat16"), (8.0, "bfloat16"), (7.5, "float16"), (6.1, "float32")):
         gpu = hardware.Device("cuda", "NVIDIA GPU", 10**10, capability)
         monkeypatch.setattr(hardware, "devices", lambda gpu=gpu: (gpu,))
-        assert hardware.resolve_dtype("auto", "cuda", 64)[0] == wanted
+        assert hardware.resolve_dtype("auto", "cuda", narrow)[0] == wanted
 
 
 def test_a_dtype_that_the_device_lacks_falls_back_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +214,7 @@ def test_a_dtype_that_the_device_lacks_falls_back_loudly(monkeypatch: pytest.Mon
         ("tfloat32", "mps", new, "float32"),
     ):  # fmt: skip
         monkeypatch.setattr(hardware, "devices", lambda gpu=gpu: (gpu,))
-        found, reason = hardware.resolve_dtype(dtype, device, 768)
+        found, reason = hardware.resolve_dtype(dtype, device, preset("gpt2"))
         assert found == wanted
         assert reason == "as asked" if found == dtype else reason.startswith(hardware.FALLBACK) and dtype in reason
 
@@ -255,8 +262,8 @@ def test_report_says_what_is_missing_and_the_mend(monkeypatch: pytest.MonkeyPatc
 
 def test_light_questions_import_no_torch() -> None:
     code = (
-        "import sys; from gptlab import hardware as h; h.report(); h.peak('cpu', 'float32', measure=False);"
-        "h.resolve_dtype('auto', 'cpu', 384); h.likely_device();"
+        "import sys; from gptlab import hardware as h, preset; h.report(); h.peak('cpu', 'float32', measure=False);"
+        "h.resolve_dtype('auto', 'cpu', preset('10m')); h.likely_device();"
         "sys.exit(bool({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gptlab import native
+from gptlab import kernels, native
 from gptlab.batches import Batches
 from gptlab.config import TrainConfig
 from gptlab.model import GPT
@@ -23,21 +22,16 @@ from gptlab.step import TrainStep
 
 ALONE = World(0, 1, torch.device("cpu"))
 CONFIG = TrainConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=257, global_batch_size=4)
-WHY_NOT = native.refusal(CONFIG, "cpu", "bfloat16")
-needs_tiles = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+WHY_NOT = {dtype: kernels.refusal(CONFIG, "cpu", dtype) for dtype in ("bfloat16", "float32")}
+PRECISIONS = [
+    pytest.param(dtype, marks=pytest.mark.skipif(why is not None, reason=str(why))) for dtype, why in WHY_NOT.items()
+]
+each_precision = pytest.mark.parametrize("dtype", PRECISIONS)
+needs_tiles = pytest.mark.skipif(WHY_NOT["bfloat16"] is not None, reason=str(WHY_NOT["bfloat16"]))
+needs_lanes = pytest.mark.skipif(WHY_NOT["float32"] is not None, reason=str(WHY_NOT["float32"]))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library lies in a cache that outlives a test's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("native")))
-        if WHY_NOT is None:
-            build.library()
-        yield
-
-
-def make(config: TrainConfig, batch: int, threads: int = 2) -> tuple[GPT, Engine]:
+def make(config: TrainConfig, batch: int, dtype: str, threads: int = 2) -> tuple[GPT, Engine]:
     """A model whose biases and gains are not those of the start, and its engine."""
     model = GPT(config, seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -45,7 +39,7 @@ def make(config: TrainConfig, batch: int, threads: int = 2) -> tuple[GPT, Engine
         for p in model.parameters():
             p.add_(torch.empty(p.shape).normal_(0.0, 0.03, generator=generator))
     Replicas(model, ALONE, keep=True)
-    return model, Engine(model, batch=batch, threads=threads)
+    return model, Engine(model, batch=batch, threads=threads, dtype=dtype)
 
 
 def batch_of(config: TrainConfig, batch: int, time: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +75,7 @@ def test_loss_and_gradients_are_nearer_to_float32_than_autocast(shape: tuple[int
     """The kernel rounds where autocast rounds, or less: each gradient's distance from float32's is at most autocast's
     and a quarter; the loss's at most 1e-3."""
     config = TrainConfig(global_batch_size=batch, **dict(zip(SHAPE, shape, strict=True)))  # type: ignore[arg-type]
-    model, engine = make(config, batch)
+    model, engine = make(config, batch, "bfloat16")
     ids, targets = batch_of(config, batch, time)
     count = int((targets >= 0).sum())
     (model(ids, targets, reduction="sum") / count).backward()
@@ -99,12 +93,31 @@ def test_loss_and_gradients_are_nearer_to_float32_than_autocast(shape: tuple[int
         assert error(found, exact[name]) <= 1.25 * error(autocast[name], exact[name]) + 1e-5, name
 
 
-@needs_tiles
-def test_the_number_of_threads_changes_no_bit() -> None:
+@needs_lanes
+@pytest.mark.parametrize(("shape", "batch", "time"), SHAPES)
+def test_in_float32_loss_and_gradients_are_the_plain_twins(shape: tuple[int, ...], batch: int, time: int) -> None:
+    """Largest difference over largest value: 1e-5 of each gradient; 1e-6 of the loss."""
+    config = TrainConfig(global_batch_size=batch, **dict(zip(SHAPE, shape, strict=True)))  # type: ignore[arg-type]
+    model, engine = make(config, batch, "float32")
+    ids, targets = batch_of(config, batch, time)
+    count = int((targets >= 0).sum())
+    plain = GPT(config, attention="math")
+    plain.load_state_dict(model.state_dict())
+    loss = plain(ids, targets, reduction="sum") / count
+    loss.backward()
+    engine.begin()
+    assert engine(ids, targets, 1 / count) / count == pytest.approx(loss.item(), rel=1e-6)
+    for name, p in plain.named_parameters():
+        found = gradients(model)[name]
+        assert p.grad is not None and (found - p.grad).abs().max() <= 1e-5 * p.grad.abs().max(), name
+
+
+@each_precision
+def test_the_number_of_threads_changes_no_bit(dtype: str) -> None:
     ids, targets = batch_of(CONFIG, 4, 64)
     found = []
     for threads in (1, 2, 3):
-        model, engine = make(CONFIG, 4, threads)
+        model, engine = make(CONFIG, 4, dtype, threads)
         engine.begin()
         found.append((engine(ids, targets, 0.01), gradients(model)))
     for loss, grads in found[1:]:
@@ -112,10 +125,10 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         assert all(torch.equal(grads[name], found[0][1][name]) for name in grads)
 
 
-@needs_tiles
-def test_gradients_add_up_over_micro_batches() -> None:
+@each_precision
+def test_gradients_add_up_over_micro_batches(dtype: str) -> None:
     ids, targets = batch_of(CONFIG, 4, 64)
-    model, engine = make(CONFIG, 4)
+    model, engine = make(CONFIG, 4, dtype)
     engine.begin()
     whole_loss = engine(ids, targets, 0.01)
     whole = gradients(model)
@@ -127,9 +140,9 @@ def test_gradients_add_up_over_micro_batches() -> None:
         assert (found - whole[name]).abs().max() <= 1e-5 * whole[name].abs().max(), name
 
 
-@needs_tiles
+@needs_lanes
 def test_an_id_that_is_not_in_the_vocabulary_is_refused() -> None:
-    _, engine = make(CONFIG, 1)
+    _, engine = make(CONFIG, 1, "float32")
     engine.begin()
     ids, targets = batch_of(CONFIG, 1, 64)
     ids = ids.clone()
@@ -141,16 +154,16 @@ def test_an_id_that_is_not_in_the_vocabulary_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "device", "dtype", "words"),
     [
-        ({}, "cuda", "bfloat16", "CPUs"), ({}, "cpu", "float32", "bfloat16"),
+        ({}, "cuda", "bfloat16", "CPUs"), ({}, "cpu", "float16", "bfloat16 and float32"),
         ({"dropout": 0.1}, "cpu", "bfloat16", "dropout"),
         ({"rope": True}, "cpu", "bfloat16", "rope"), ({"block_size": 48}, "cpu", "bfloat16", "block_size is 48"),
         ({"n_head": 4}, "cpu", "bfloat16", "n_embd / n_head is 16"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_is_said(changes: dict[str, float], device: str, dtype: str, words: str) -> None:
-    assert words in str(native.refusal(CONFIG.replace(**changes), device, dtype))
-    kernels, reason = native.choose("auto", CONFIG.replace(**changes), device, dtype, "sdpa")
-    assert kernels == "torch" and words in reason
+    assert words in str(kernels.refusal(CONFIG.replace(**changes), device, dtype))
+    chosen, reason = native.choose("auto", CONFIG.replace(**changes), device, dtype, "sdpa")
+    assert chosen == "torch" and words in reason
 
 
 @needs_tiles
@@ -165,9 +178,15 @@ def test_a_compiler_that_is_missing_or_fails_leaves_torch_and_says_so(
     broken.write_text("#!/bin/sh\necho out of ideas >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    kernels, reason = native.choose("native", CONFIG, "cpu", "bfloat16", "sdpa")
-    assert kernels == "torch" and "NOT AS ASKED" in reason and "out of ideas" in reason
+    chosen, reason = native.choose("native", CONFIG, "cpu", "bfloat16", "sdpa")
+    assert chosen == "torch" and "NOT AS ASKED" in reason and "out of ideas" in reason
     build.library.cache_clear()
+
+
+def test_compiling_ahead_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    build.compile_ahead()
+    monkeypatch.setattr("tempfile.TemporaryDirectory", None)  # a compilation would need one
+    build.compile_ahead()
 
 
 @needs_tiles
@@ -176,18 +195,18 @@ def test_the_plain_twin_of_attention_is_not_replaced() -> None:
     assert native.choose("auto", CONFIG, "cpu", "bfloat16", "sdpa")[0] == "native"
 
 
-@needs_tiles
-def test_training_follows_the_plain_twin() -> None:
-    """Fifty steps in bfloat16 stay within 0.02 nats of float32's, written out and eager."""
+@each_precision
+def test_training_follows_the_plain_twin(dtype: str) -> None:
+    """Fifty steps stay within 0.02 nats of float32's, written out and eager; in float32 within 1e-4."""
     config = CONFIG.replace(learning_rate=1e-3, warmup_iters=5, max_iters=50)
     tokens = np.random.default_rng(0).integers(0, 40, 4000).cumsum().astype(np.uint16) % 257
     losses = []
     for fast in (False, True):
         model = GPT(config, seed=1, attention="sdpa" if fast else "math")
         batches = Batches(tokens, block_size=64, global_batch_size=4, order="random", seed=1)
-        work = Work(config, batches, ALONE, 3, "bfloat16" if fast else "float32")
-        engine = Engine(model, batch=3, threads=2) if fast else None
+        work = Work(config, batches, ALONE, 3, dtype if fast else "float32")
+        engine = Engine(model, batch=3, threads=2, dtype=dtype) if fast else None
         step = TrainStep(Replicated(model, work, engine=engine, fused=fast), work)
         losses.append([step(i).loss for i in range(50)])
     assert losses[0][0] - losses[0][-1] > 0.3
-    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) <= 0.02
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) <= (0.02 if dtype == "bfloat16" else 1e-4)

@@ -97,10 +97,13 @@ def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Hand
 
 
 def _look_around() -> None:
-    """Imports what the checks before a run import, and asks the driver for GPUs, which can take half a second."""
+    """Imports what the checks before a run import, asks the driver for GPUs, which can take half a second, and has the
+    kernels of our own compiled, which takes ten where it was never done."""
     from gptlab import corpus, costs, hardware  # noqa: F401
+    from gptlab.native.build import compile_ahead
 
     hardware.devices()
+    compile_ahead()
 
 
 def _check(config: TrainConfig, cwd: Path) -> bool:

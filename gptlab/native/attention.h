@@ -4,7 +4,9 @@
 // q, k, v and the output are blocks (`tiles.h`) of matrices that are wider: 32 rows on is `width * 32` numbers on. T and D
 // are multiples of 32. Each function works in a scratch of its thread.
 #pragma once
-#include "tiles.h"
+#include <cstring>
+
+#include "products.h"
 
 struct Head {
   int T, D;
@@ -16,40 +18,39 @@ struct Head {
 constexpr int kWide = 128;  // queries that the backward pass takes at once
 
 inline size_t attention_forward_scratch(int T, int D) {  // bytes
-  return 2ul * T * D * 2 + kSide * (static_cast<size_t>(T) * 6 + 64) + 64;
+  return (2ul * T * D + kSide * T) * sizeof(Number) + 4ul * kSide * (T + 16) + 64;
 }
 
 inline size_t attention_backward_scratch(int T, int D) {
-  return 5ul * T * D * 2 + 2ul * T * D * 4 + static_cast<size_t>(T) * kWide * 2 + 2ul * kSide * kWide * 2 + 4ul * T + 64;
+  return (5ul * T * D + (T + 2ul * kSide) * kWide) * sizeof(Number) + 2ul * T * D * 4 + 4ul * T + 64;
 }
 
-inline float sum(Vec v) { return _mm512_reduce_add_ps(v); }
-
 // out = softmax(q k^T scale) v; lse (T): the log of the sum of the exponentials, for the backward pass.
-inline void attention_forward(const Head& h, const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse,
+inline void attention_forward(const Head& h, const Number* q, const Number* k, const Number* v, Number* out, float* lse,
                               char* scratch) {
   const int T = h.T, D = h.D, steps = D / 32;
-  bf16* keys = reinterpret_cast<bf16*>(scratch);  // k^T as a right operand: panels of 32 keys
-  bf16* values = keys + static_cast<size_t>(T) * D;  // v as a right operand: panels of 32 features
+  Number* keys = reinterpret_cast<Number*>(scratch);  // k^T as a right operand: panels of 32 keys
+  Number* values = keys + static_cast<size_t>(T) * D;  // v as a right operand: panels of 32 features
   float* scores = reinterpret_cast<float*>(values + static_cast<size_t>(T) * D);  // 32 rows of T
   const size_t ld = T + 16;  // rows a power of two apart would share their places in the cache
-  bf16* weights = reinterpret_cast<bf16*>(scores + kSide * ld);  // blocks (32, T)
+  Number* weights = reinterpret_cast<Number*>(scores + kSide * ld);  // blocks (32, T)
   const size_t panel = static_cast<size_t>(T) * 32;
+  Block block;
   for (int t = 0; t < T; t += 32) {
     pack_right_transposed(k + t * h.width, D, keys + static_cast<size_t>(t) * D);
-    pack_right(v + t * h.width, D, values + t / 32 * kPair, panel);
+    pack_right(v + t * h.width, D, values + t / 32 * kBlock, panel);
   }
   for (int i = 0; i < T; i += 32) {  // 32 queries
     const int n = i + 32;            // and the keys that the last of them sees
     for (int j = 0; j < n; j += 32) {
-      zero_block();
-      add_product(q + i * h.width, keys + static_cast<size_t>(j) * D, steps);
-      store_block(scores + j, ld);
+      block.zero();
+      block.add(q + i * h.width, keys + static_cast<size_t>(j) * D, steps);
+      block.store(scores + j, ld);
     }
     float inverse[32];
     for (int r = 0; r < 32; r++) {
       float* s = scores + r * ld;
-      bf16* w = weights + r * 32;
+      Number* w = weights + r * 32;
       const int seen = i + r + 1;
       for (int j = i; j < n; j += 16) {  // the future: -1e30, whose exponential is 0
         const int here = seen - j;
@@ -67,20 +68,20 @@ inline void attention_forward(const Head& h, const bf16* q, const bf16* k, const
           e = _mm512_maskz_mov_ps(here >= 16 ? 0xffff : here <= 0 ? 0 : (1u << here) - 1, e);
         }
         total = _mm512_add_ps(total, e);
-        store(w + j / 32 * kPair + j % 32, e);
+        store(w + j / 32 * kBlock + j % 32, e);
       }
       const float t = sum(total);
       inverse[r] = 1.f / t;
       lse[i + r] = high + std::log(t);
     }
     for (int d = 0; d < D; d += 32) {
-      alignas(64) float block[kSide * kSide];
-      zero_block();
-      add_product(weights, values + d / 32 * panel, n / 32);
-      store_block(block, kSide);
+      alignas(64) float sums[kBlock];
+      block.zero();
+      block.add(weights, values + d / 32 * panel, n / 32);
+      block.store(sums, kSide);
       for (int r = 0; r < 32; r++)
         for (int c = 0; c < 32; c += 16)
-          store(out + i * h.width_out + d * 32 + r * 32 + c, _mm512_mul_ps(load(block + 32 * r + c), all(inverse[r])));
+          store(out + i * h.width_out + d * 32 + r * 32 + c, _mm512_mul_ps(load(sums + 32 * r + c), all(inverse[r])));
     }
   }
 }
@@ -90,97 +91,93 @@ inline void attention_forward(const Head& h, const bf16* q, const bf16* k, const
 // Everything is computed transposed, keys down and queries across, so that the weights and their gradients come out as
 // the products want them: P^T and dS^T as left operands of dV = P^T dO and dK = dS^T Q, and dS^T as the right operand of
 // dQ^T = K^T dS^T.
-inline void attention_backward(const Head& h, const bf16* q, const bf16* k, const bf16* v, const bf16* out,
-                               const bf16* dout, const float* lse, bf16* dq, bf16* dk, bf16* dv, char* scratch) {
+inline void attention_backward(const Head& h, const Number* q, const Number* k, const Number* v, const Number* out,
+                               const Number* dout, const float* lse, Number* dq, Number* dk, Number* dv, char* scratch) {
   const int T = h.T, D = h.D, steps = D / 32;
   const size_t size = static_cast<size_t>(T) * D, panel = static_cast<size_t>(T) * 32;
   float* sum_k = reinterpret_cast<float*>(scratch);  // (T, D), blocks
   float* sum_v = sum_k + size;                       // (T, D), blocks
-  bf16* queries_t = reinterpret_cast<bf16*>(sum_v + size);  // q^T as a right operand: panels of 32 queries
-  bf16* douts_t = queries_t + size;                         // dO^T likewise
-  bf16* queries = douts_t + size;                           // q as a right operand: panels of 32 features
-  bf16* douts = queries + size;                             // dO likewise
-  bf16* keys_t = douts + size;                              // k^T as a left operand: panels of 32 features
-  bf16* strip = keys_t + size;                              // dS^T as a right operand: 4 panels of 32 queries
-  bf16* weights = strip + static_cast<size_t>(T) * kWide;   // P^T (32, kWide), blocks
-  bf16* slopes = weights + kSide * kWide;                   // dS^T (32, kWide), blocks
+  Number* queries_t = reinterpret_cast<Number*>(sum_v + size);  // q^T as a right operand: panels of 32 queries
+  Number* douts_t = queries_t + size;                         // dO^T likewise
+  Number* queries = douts_t + size;                           // q as a right operand: panels of 32 features
+  Number* douts = queries + size;                             // dO likewise
+  Number* keys_t = douts + size;                              // k^T as a left operand: panels of 32 features
+  Number* strip = keys_t + size;                              // dS^T as a right operand: 4 panels of 32 queries
+  Number* weights = strip + static_cast<size_t>(T) * kWide;   // P^T (32, kWide), blocks
+  Number* slopes = weights + kSide * kWide;                   // dS^T (32, kWide), blocks
   float* delta = reinterpret_cast<float*>(slopes + kSide * kWide);  // (T): sum of dO O over the features
   for (int t = 0; t < T; t += 32) {
-    const bf16 *dout_t = dout + t * h.width_out, *out_t = out + t * h.width_out;
+    const Number *dout_t = dout + t * h.width_out, *out_t = out + t * h.width_out;
     pack_right_transposed(q + t * h.width, D, queries_t + static_cast<size_t>(t) * D);
     pack_right_transposed(dout_t, D, douts_t + static_cast<size_t>(t) * D);
-    pack_right(q + t * h.width, D, queries + t / 32 * kPair, panel);
-    pack_right(dout_t, D, douts + t / 32 * kPair, panel);
-    pack_left_transposed(k + t * h.width, D, keys_t + t / 32 * kPair, panel);
+    pack_right(q + t * h.width, D, queries + t / 32 * kBlock, panel);
+    pack_right(dout_t, D, douts + t / 32 * kBlock, panel);
+    pack_left_transposed(k + t * h.width, D, keys_t + t / 32 * kBlock, panel);
     for (int r = 0; r < 32; r++) {
       Vec s = all(0.f);
       for (int d = 0; d < D; d += 16) {
-        const size_t at = d / 32 * kPair + r * 32 + d % 32;
+        const size_t at = d / 32 * kBlock + r * 32 + d % 32;
         s = _mm512_fmadd_ps(load(out_t + at), load(dout_t + at), s);
       }
       delta[t + r] = sum(s);
     }
   }
   for (size_t i = 0; i < 2 * size; i += 16) store(sum_k + i, all(0.f));
-  alignas(64) float scores[kSide * kSide], rises[kSide * kSide];
+  alignas(64) float scores[kBlock], rises[kBlock];
+  Block block;
   const Vec scale = all(h.scale);
   for (int i = 0; i < T; i += kWide) {
     const int wide = T - i < kWide ? T - i : kWide, n = i + wide;
     for (int j = 0; j < n; j += 32) {                  // 32 keys
       const int first = j > i ? (j - i) / 32 * 32 : 0;  // queries before it see none of them
       for (int c = 0; c < wide; c += 32) {
-        bf16* right = strip + c / 32 * panel + j / 32 * kPair;
+        Number* right = strip + c / 32 * panel + j / 32 * kBlock;
         if (c < first) {
-          for (size_t x = 0; x < kPair; x += 32) _mm512_storeu_si512(right + x, _mm512_setzero_si512());
+          std::memset(right, 0, kBlock * sizeof(Number));
           continue;
         }
-        zero_block();
-        add_product(k + j * h.width, queries_t + static_cast<size_t>(i + c) * D, steps);
-        store_block(scores, kSide);
-        zero_block();
-        add_product(v + j * h.width, douts_t + static_cast<size_t>(i + c) * D, steps);
-        store_block(rises, kSide);
+        block.zero();
+        block.add(k + j * h.width, queries_t + static_cast<size_t>(i + c) * D, steps);
+        block.store(scores, kSide);
+        block.zero();
+        block.add(v + j * h.width, douts_t + static_cast<size_t>(i + c) * D, steps);
+        block.store(rises, kSide);
         for (int half = 0; half < 32; half += 16) {
           const int column = i + c + half;  // 16 queries
           const Vec l = load(lse + column), d = load(delta + column);
-          for (int r = 0; r < 32; r += 2) {
-            __m256i slope[2];
-            for (int odd = 0; odd < 2; odd++) {
-              const int key = j + r + odd, at = (r + odd) * kSide + half;
-              const int hidden = key - column;  // how many of these queries come before the key
-              const __mmask16 past = hidden <= 0 ? 0xffff : hidden >= 16 ? 0 : 0xffff << hidden;
-              const Vec p = _mm512_maskz_mov_ps(past, exp(_mm512_fmsub_ps(load(scores + at), scale, l)));
-              const Vec s = _mm512_mul_ps(_mm512_mul_ps(p, scale), _mm512_sub_ps(load(rises + at), d));
-              store(weights + c * 32 + (r + odd) * 32 + half, p);
-              slope[odd] = narrow(s);
-              _mm256_storeu_si256(reinterpret_cast<__m256i*>(slopes + c * 32 + (r + odd) * 32 + half), slope[odd]);
-            }
-            _mm512_store_si512(right + half / 16 * kTile + r / 2 * 32, pair(slope[0], slope[1]));
+          for (int r = 0; r < 32; r++) {
+            const int at = r * kSide + half;
+            const int hidden = j + r - column;  // how many of these queries come before the key
+            const __mmask16 past = hidden <= 0 ? 0xffff : hidden >= 16 ? 0 : 0xffff << hidden;
+            const Vec p = _mm512_maskz_mov_ps(past, exp(_mm512_fmsub_ps(load(scores + at), scale, l)));
+            const Vec s = _mm512_mul_ps(_mm512_mul_ps(p, scale), _mm512_sub_ps(load(rises + at), d));
+            store(weights + c * 32 + at, p);
+            store(slopes + c * 32 + at, s);
           }
         }
+        pack_right(slopes + c * 32, 32, right, 0);
       }
       for (int d = 0; d < D; d += 32) {
-        const size_t at = d / 32 * panel + (i + first) / 32 * kPair;
+        const size_t at = d / 32 * panel + (i + first) / 32 * kBlock;
         float *block_v = sum_v + static_cast<size_t>(j) * D + d * 32, *block_k = sum_k + static_cast<size_t>(j) * D + d * 32;
-        load_block(block_v, 32);
-        add_product(weights + first * 32, douts + at, (wide - first) / 32);
-        store_block(block_v, 32);
-        load_block(block_k, 32);
-        add_product(slopes + first * 32, queries + at, (wide - first) / 32);
-        store_block(block_k, 32);
+        block.load(block_v, 32);
+        block.add(weights + first * 32, douts + at, (wide - first) / 32);
+        block.store(block_v, 32);
+        block.load(block_k, 32);
+        block.add(slopes + first * 32, queries + at, (wide - first) / 32);
+        block.store(block_k, 32);
       }
     }
     for (int c = 0; c < wide; c += 32)
       for (int d = 0; d < D; d += 32) {
-        zero_block();
-        add_product(keys_t + d / 32 * panel, strip + c / 32 * panel, n / 32);
-        store_block(scores, kSide);  // (32 features, 32 queries)
+        block.zero();
+        block.add(keys_t + d / 32 * panel, strip + c / 32 * panel, n / 32);
+        block.store(scores, kSide);  // (32 features, 32 queries)
         for (int x = 0; x < 32; x += 16)
           for (int y = 0; y < 32; y += 16) {
-            __m512i r[16];
-            for (int z = 0; z < 16; z++) r[z] = _mm512_castps_si512(load(scores + (x + z) * kSide + y));
-            transpose(r);
-            for (int z = 0; z < 16; z++) store(dq + (i + c) * h.width + d * 32 + (y + z) * 32 + x, _mm512_castsi512_ps(r[z]));
+            Vec columns[16];
+            transposed(scores + x * kSide + y, kSide, columns);
+            for (int z = 0; z < 16; z++) store(dq + (i + c) * h.width + d * 32 + (y + z) * 32 + x, columns[z]);
           }
       }
   }

@@ -18,20 +18,20 @@ class Backward : public Loss {
  private:
   // A weight's gradient: one task a stretch of 128 columns of `right` (M x ld). Its sums over the rows go to
   // `bias`, where that is given.
-  void gradient_task(int task, const bf16* left, const bf16* right, int ld, float* grad, size_t ld_grad, bool turned,
+  void gradient_task(int task, const Number* left, const Number* right, int ld, float* grad, size_t ld_grad, bool turned,
                      float* bias, int thread) {
-    Tiles tiles;
+    const Unit unit;
     const int column = task * 128, width = std::min(128, ld - column);
-    bf16* pack = reinterpret_cast<bf16*>(scratch(thread));
+    Number* pack = reinterpret_cast<Number*>(scratch(thread));
     for (int from = 0; from < M; from += kDepth) {
       const int depth = std::min(kDepth, M - from);
       for (int row = 0; row < depth; row += 32)
-        pack_right(right + size(from + row, ld) + column * 32, width, pack + row / 32 * kPair, size(depth, 32));
+        pack_right(right + size(from + row, ld) + column * 32, width, pack + row / 32 * kBlock, size(depth, 32));
       if (bias)
         for (int c = 0; c < width; c += 16) {
           Vec s = load(bias + column + c);
           for (int row = from; row < from + depth; row += 32) {
-            const bf16* block = right + size(row, ld) + column * 32 + c / 32 * kPair + c % 32;
+            const Number* block = right + size(row, ld) + column * 32 + c / 32 * kBlock + c % 32;
             for (int r = 0; r < 32; r++) s = _mm512_add_ps(s, load(block + 32 * r));
           }
           store(bias + column + c, s);
@@ -42,13 +42,13 @@ class Backward : public Loss {
   }
 
   // Adds the sums over the rows of a transposed left operand to a bias, 32 features.
-  void left_bias(const bf16* left, int row, float* bias) {
+  void left_bias(const Number* left, int row, float* bias) {
     if (!bias) return;
-    const bf16* panel = left + size(row, M);
+    const Number* panel = left + size(row, M);
     for (int r = 0; r < 32; r++) {
       Vec s = all(0.f);
       for (int m = 0; m < M; m += 32) {
-        const bf16* p = panel + m / 32 * kPair + r / 16 * kTile + r % 16 * 32;
+        const Number* p = panel + m / 32 * kBlock + r * 32;
         s = _mm512_add_ps(s, _mm512_add_ps(load(p), load(p + 16)));
       }
       bias[row + r] += _mm512_reduce_add_ps(s);
@@ -59,20 +59,20 @@ class Backward : public Loss {
     const Kept& k = kept_[l];
     float* const* g = layer(g_, l);
     pool_.run(chunks(), [&](int task, int thread) {
-      Tiles tiles;
+      const Unit unit;
       mlp_backward(l, task, thread);
     });
     pool_.run(static_cast<int>(s_.batch) * H, [&](int task, int thread) {
-      Tiles tiles;
+      const Unit unit;
       const size_t row = static_cast<size_t>(task / H) * T;
       const int h = task % H;
-      const bf16* q = k.qkv + row * 3 * C + h * D * 32;
-      bf16* dq = dqkv_ + row * 3 * C + h * D * 32;
+      const Number* q = k.qkv + row * 3 * C + h * D * 32;
+      Number* dq = dqkv_ + row * 3 * C + h * D * 32;
       attention_backward(head(), q, q + 32 * C, q + 64 * C, k.attended + row * C + h * D * 32, datt_ + row * C + h * D * 32,
                          k.lse + static_cast<size_t>(task) * T, dq, dq + 32 * C, dq + 64 * C, scratch(thread));
     });
     pool_.run(chunks(), [&](int task, int thread) {
-      Tiles tiles;
+      const Unit unit;
       qkv_backward(l, task, thread);
     });
     const int c1 = (C + 127) / 128, c3 = (3 * C + 127) / 128, c4 = (4 * C + 127) / 128;
@@ -90,14 +90,14 @@ class Backward : public Loss {
   }
 
   // Rounds rows of the residual's gradient, and packs them as a transposed left operand.
-  void round_rows(const float* dx, int first, int n, bf16* rounded, bf16* left) {
+  void round_rows(const float* dx, int first, int n, Number* rounded, Number* left) {
     for (size_t i = 0; i < size(n, C); i += 16) store(rounded + i, load(dx + i));
     pack_rows(rounded, first, n, left);
   }
 
-  void pack_rows(const bf16* rows, int first, int n, bf16* left) {
+  void pack_rows(const Number* rows, int first, int n, Number* left) {
     for (int r = 0; r < n; r += 32)
-      pack_left_transposed(rows + size(r, C), C, left + (first + r) / 32 * kPair, size(M, 32));
+      pack_left_transposed(rows + size(r, C), C, left + (first + r) / 32 * kBlock, size(M, 32));
   }
 
   void mlp_backward(int l, int task, int thread) {
@@ -105,8 +105,8 @@ class Backward : public Loss {
     const float* const* p = layer(p_, l);
     const int first = task * rows_, n = std::min(rows_, M - first);
     float *dx = x_ + size(first, C), *dy = reinterpret_cast<float*>(scratch(thread));
-    bf16* rounded = reinterpret_cast<bf16*>(dy + size(rows_, C));
-    bf16 *up = k.up + size(first, 4 * C), *act = act_ + size(first, 4 * C);
+    Number* rounded = reinterpret_cast<Number*>(dy + size(rows_, C));
+    Number *up = k.up + size(first, 4 * C), *act = act_ + size(first, 4 * C);
     round_rows(dx, first, n, rounded, left_down_);
     product(rounded, n, packed(l, kDown).backward, C, 4 * C, [=, this](int row, int column, const float* block) {
       const size_t at = size(row, 4 * C) + column * 32;
@@ -133,7 +133,7 @@ class Backward : public Loss {
     const float* const* p = layer(p_, l);
     const int first = task * rows_, n = std::min(rows_, M - first);
     float *dx = x_ + size(first, C), *dy = reinterpret_cast<float*>(scratch(thread));
-    bf16* y = reinterpret_cast<bf16*>(dy + size(rows_, C));
+    Number* y = reinterpret_cast<Number*>(dy + size(rows_, C));
     product(dqkv_ + size(first, 3 * C), n, packed(l, kQkv).backward, 3 * C, C, into(dy, C, nullptr));
     float* sums = partial_ + size(task, 4 * C);
     for (int r = 0; r < n; r += 32) {

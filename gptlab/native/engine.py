@@ -1,6 +1,6 @@
 """The kernel at work on a model: it owns the memory, and adds gradients to the parameters' own.
 
-    engine = Engine(model, batch=4, threads=2)
+    engine = Engine(model, batch=4, threads=2, dtype="float32")
     engine.begin()                                  # after each change of the weights
     loss_sum = engine(ids, targets, scale=1 / 4096)  # p.grad += scale * d loss_sum / d p
 
@@ -31,10 +31,11 @@ class Engine:
     Args:
         model: its parameters are float32 on the CPU, each with a gradient.
         threads: CPU threads, its own.
+        dtype: of the products: bfloat16 or float32.
     """
 
-    def __init__(self, model: GPT, *, batch: int, threads: int) -> None:
-        self.model, self._library = model, library()
+    def __init__(self, model: GPT, *, batch: int, threads: int, dtype: str) -> None:
+        self.model, self._library = model, library(dtype)
         config = model.config
         names = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
         names += [
@@ -69,7 +70,7 @@ class Engine:
         return (ctypes.c_int64 * 7)(*self._shape, batch, time)
 
     def begin(self) -> None:
-        """Takes over the present weights, rounded to bfloat16."""
+        """Takes over the present weights, in the precision and order that the products want."""
         gradients = [None if p is None else p.grad for p in self._parameters]
         pointers = ctypes.c_void_p * len(self._parameters)
         self._weights = pointers(*[None if p is None else p.data_ptr() for p in self._parameters])

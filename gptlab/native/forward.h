@@ -12,23 +12,23 @@ class Forward : public State {
       for (int r = first; r < first + n; r++) {
         const float *token = p_[kTokens] + ids[r] * C, *position = p_[kPositions] + size(r % T, C);
         for (int c = 0; c < C; c += 16)
-          store(x_ + row_of(r) + c / 32 * kPair + c % 32, _mm512_add_ps(load(token + c), load(position + c)));
+          store(x_ + row_of(r) + c / 32 * kBlock + c % 32, _mm512_add_ps(load(token + c), load(position + c)));
       }
-      Tiles tiles;
+      const Unit unit;
       to_qkv(0, first, n, thread);
     });
     for (int l = 0; l < L; l++) {
       const Kept& k = kept_[l];
       pool_.run(static_cast<int>(s_.batch) * H, [&](int task, int thread) {
-        Tiles tiles;
+        const Unit unit;
         const size_t row = static_cast<size_t>(task / H) * T;
         const int h = task % H;
-        const bf16* q = k.qkv + row * 3 * C + h * D * 32;
+        const Number* q = k.qkv + row * 3 * C + h * D * 32;
         attention_forward(head(), q, q + 32 * C, q + 64 * C, k.attended + row * C + h * D * 32, k.lse + static_cast<size_t>(task) * T,
                           scratch(thread));
       });
       pool_.run(chunks(), [&](int task, int thread) {
-        Tiles tiles;
+        const Unit unit;
         const int first = task * rows_, n = std::min(rows_, M - first);
         after_attention(l, first, n, thread);
         if (l + 1 < L) to_qkv(l + 1, first, n, thread);
@@ -44,10 +44,10 @@ class Forward : public State {
   }
 
   // Writes blocks with their bias into a matrix of `width` columns.
-  template <class Number>
-  static auto into(Number* out, int width, const float* bias) {
+  template <class To>
+  static auto into(To* out, int width, const float* bias) {
     return [=](int row, int column, const float* block) {
-      Number* to = out + static_cast<size_t>(row) * width + column * 32;
+      To* to = out + static_cast<size_t>(row) * width + column * 32;
       const Vec b[2] = {bias ? load(bias + column) : all(0.f), bias ? load(bias + column + 16) : all(0.f)};
       for (int i = 0; i < 1024; i += 32) {
         store(to + i, _mm512_add_ps(load(block + i), b[0]));
@@ -71,7 +71,7 @@ class Forward : public State {
   void to_qkv(int l, int first, int n, int thread) {
     const Kept& k = kept_[l];
     const float* const* p = layer(p_, l);
-    bf16* y = reinterpret_cast<bf16*>(scratch(thread));
+    Number* y = reinterpret_cast<Number*>(scratch(thread));
     for (int r = 0; r < n; r += 32)
       normalise(x_ + size(first + r, C), p[kGain1], p[kBias1], C, k.xhat1 + size(first + r, C), k.inverse1 + first + r,
                 y + size(r, C));
@@ -81,22 +81,20 @@ class Forward : public State {
   void after_attention(int l, int first, int n, int thread) {
     const Kept& k = kept_[l];
     const float* const* p = layer(p_, l);
-    bf16* y = reinterpret_cast<bf16*>(scratch(thread));
-    bf16* act = y + size(rows_, C);
+    Number* y = reinterpret_cast<Number*>(scratch(thread));
+    Number* act = y + size(rows_, C);
     float* x = x_ + size(first, C);
     product(k.attended + size(first, C), n, packed(l, kOut).forward, C, C, onto(x, p[kOutBias]));
     for (int r = 0; r < n; r += 32)
       normalise(x + size(r, C), p[kGain2], p[kBias2], C, k.xhat2 + size(first + r, C), k.inverse2 + first + r,
                 y + size(r, C));
-    bf16* up = k.up + size(first, 4 * C);
+    Number* up = k.up + size(first, 4 * C);
     const float* bias = p[kUpBias];
     product(y, n, packed(l, kUp).forward, C, 4 * C, [=, this](int row, int column, const float* block) {
       const size_t at = size(row, 4 * C) + column * 32;
       const Vec b[2] = {bias ? load(bias + column) : all(0.f), bias ? load(bias + column + 16) : all(0.f)};
       for (int i = 0; i < 1024; i += 16) {
-        const __m256i rounded = narrow(_mm512_add_ps(load(block + i), b[i / 16 % 2]));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(up + at + i), rounded);
-        store(act + at + i, gelu(widen(rounded)));
+        store(act + at + i, gelu(store(up + at + i, _mm512_add_ps(load(block + i), b[i / 16 % 2]))));
       }
     });
     product(act, n, packed(l, kDown).forward, 4 * C, C, onto(x, p[kDownBias]));

@@ -1,23 +1,18 @@
-// GPT-2's loss and gradients on a CPU with AMX: bfloat16 products, everything else float32.
+// GPT-2's loss and gradients on a CPU. Compiled once for products in bfloat16 (AMX tiles), and once, with GPTLAB_FLOAT32,
+// for products in float32 (AVX-512); everything else is float32 in both.
 //
-// The same numbers as the model under bfloat16 autocast (`model.py`), to rounding. The residual stream, LayerNorms,
-// softmaxes, sums and all gradients of parameters are float32. A step is a sequence of phases over the threads of a pool;
-// what belongs to a row is done while the row is in the cache: attention aside, a whole block is one phase.
+// The same numbers as the model under bfloat16 autocast or in float32 (`model.py`), to rounding. The residual stream,
+// LayerNorms, softmaxes, sums and all gradients of parameters are float32. A step is a sequence of phases over the threads
+// of a pool; what belongs to a row is done while the row is in the cache: attention aside, a whole block is one phase.
 //
 // Called through ctypes (`engine.py`), which owns all memory. What it works on is in `state.h`; then come `forward.h`,
 // `loss.h` and `backward.h`.
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "backward.h"
 
 extern "C" {
 
-// Asks the system for the tiles; 1 where they are granted (Linux: Documentation/arch/x86/xstate.rst).
-int gptlab_ready() {
-  constexpr long kRequest = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
+// 1 where the system lets this process use the units that compute.
+int gptlab_ready() { return granted(); }
 
 Pool* gptlab_pool(int threads) { return new Pool(threads); }
 

@@ -1,5 +1,5 @@
 // The head and the loss, a stretch of rows at a time, and with them the gradients of weights: logits are made, turned
-// into their gradient and used up in the cache's order, in bfloat16.
+// into their gradient and used up in the cache's order, as Numbers.
 #pragma once
 #include "forward.h"
 
@@ -7,7 +7,7 @@ class Loss : public Forward {
  protected:
   using Forward::Forward;
 
-  bf16* logits(int row, int id) const { return logits_ + size(row, VP) + id * 32; }
+  Number* logits(int row, int id) const { return logits_ + size(row, VP) + id * 32; }
   int group_width(int group) const { return std::min(kGroup, VP - group * kGroup); }
 
   // The head, a stretch of rows at a time. y_ holds the last LayerNorm's output; x_ becomes the gradient of its input.
@@ -22,7 +22,7 @@ class Loss : public Forward {
       pool_.run(groups(), [&](int g, int thread) { logits_of(g, start, n, targets, thread); });
       pool_.run(n / 32, [&](int task, int) {
         for (int r = 32 * task; r < 32 * task + 32; r++) close_row(r, start + r, n, targets[start + r]);
-        pack_left_transposed(y_ + size(start + 32 * task, C), C, left_down_ + task * kPair, size(n, 32));
+        pack_left_transposed(y_ + size(start + 32 * task, C), C, left_down_ + task * kBlock, size(n, 32));
       });
       pool_.run(2 * groups(), [&](int task, int thread) {
         head_gradient(task / 2, task % 2 * 128, start, n, targets, scale, thread);
@@ -38,20 +38,21 @@ class Loss : public Forward {
 
   // Logits of a group of ids for all rows, and each row's largest and its sum of exponentials there.
   void logits_of(int g, int start, int n, const int64_t* targets, int thread) {
-    Tiles tiles;
+    const Unit unit;
     float* strip = reinterpret_cast<float*>(scratch(thread));  // blocks (32, kGroup)
+    Block block;
     const int width = group_width(g), real = std::min(width, V - g * kGroup);
     for (int row = 0; row < n; row += 32) {
-      const bf16* y = y_ + size(start + row, C);
-      bf16* out = logits(row, g * kGroup);
+      const Number* y = y_ + size(start + row, C);
+      Number* out = logits(row, g * kGroup);
       for (int c = 0; c < width; c += 32) {
-        zero_block();
-        add_product(y, packed_.back().forward + size(g * kGroup + c, C), C / 32);
-        store_block(strip + c * 32, 32);
+        block.zero();
+        block.add(y, packed_.back().forward + size(g * kGroup + c, C), C / 32);
+        block.store(strip + c * 32, 32);
       }
       for (int r = 0; r < 32; r++) {
         float* s = strip + r * 32;  // column c at c / 32 * 1024 + c % 32
-        const auto at = [](int c) { return c / 32 * kPair + c % 32; };
+        const auto at = [](int c) { return c / 32 * kBlock + c % 32; };
         for (int c = real; c < width; c++) s[at(c)] = -1e30f;
         Vec top = load(s);
         for (int c = 16; c < width; c += 16) top = _mm512_max_ps(top, load(s + at(c)));
@@ -84,50 +85,51 @@ class Loss : public Forward {
   void head_gradient(int g, int from, int start, int n, const int64_t* targets, float scale, int thread) {
     const int width = std::min(128, group_width(g) - from);
     if (width <= 0) return;
-    Tiles tiles;
-    bf16* right = reinterpret_cast<bf16*>(scratch(thread));  // as right operand: panels of 32 ids
+    const Unit unit;
+    Number* right = reinterpret_cast<Number*>(scratch(thread));  // as right operand: panels of 32 ids
     const size_t panel = size(n, 32);
     const int first_id = g * kGroup + from;
     for (int row = 0; row < n; row += 32) {
-      bf16* blocks = logits(row, first_id);
+      Number* blocks = logits(row, first_id);
       for (int r = 0; r < 32; r++) {
-        bf16* s = blocks + r * 32;
+        Number* s = blocks + r * 32;
         const int64_t target = targets[start + row + r];
         const Vec lse = all(tops_[row + r]), share = all(target < 0 ? 0.f : scale);
         for (int c = 0; c < width; c += 16) {
-          bf16* p = s + c / 32 * kPair + c % 32;
+          Number* p = s + c / 32 * kBlock + c % 32;
           store(p, _mm512_mul_ps(exp(_mm512_sub_ps(load(p), lse)), share));
         }
         const int64_t at = target - first_id;
         if (at >= 0 && at < width) {
           const float p = std::exp(at_target_[start + row + r] - tops_[row + r]);
           alignas(64) float one[16];
-          bf16* line = s + at / 32 * kPair + at % 32 / 16 * 16;
+          Number* line = s + at / 32 * kBlock + at % 32 / 16 * 16;
           store(one, load(line));
           one[at % 16] = (p - 1.f) * scale;
           store(line, load(one));
         }
       }
-      pack_right(blocks, width, right + row / 32 * kPair, panel);
+      pack_right(blocks, width, right + row / 32 * kBlock, panel);
     }
     weight_gradient(left_down_, right, n, 0, n, width, g_[kTokens] + size(first_id, C), C, true);
   }
 
   // The gradient of y, and through the last LayerNorm that of x, for some rows.
   void head_backward(int from, int step, int start, int n, int thread) {
-    Tiles tiles;
+    const Unit unit;
     float* dy = reinterpret_cast<float*>(scratch(thread));
     const int rows = std::min(step, n - from);
-    const bf16* w = packed_.back().backward;
+    const Number* w = packed_.back().backward;
     const size_t panel = size(VP, 32);
+    Block block;
     constexpr int at_once = 1024;  // ids: their logits and weights' panels stay in the cache
     for (int id = 0; id < VP; id += at_once)
       for (int column = 0; column < C; column += 32)
         for (int row = 0; row < rows; row += 32) {
-          float* block = dy + size(row, C) + column * 32;
-          id == 0 ? zero_block() : load_block(block, 32);
-          add_product(logits(from + row, id), w + column / 32 * panel + size(id, 32), std::min(at_once, VP - id) / 32);
-          store_block(block, 32);
+          float* to = dy + size(row, C) + column * 32;
+          id == 0 ? block.zero() : block.load(to, 32);
+          block.add(logits(from + row, id), w + column / 32 * panel + size(id, 32), std::min(at_once, VP - id) / 32);
+          block.store(to, 32);
         }
     const int first = start + from;
     for (int r = 0; r < rows; r += 32) {
@@ -155,31 +157,31 @@ class Loss : public Forward {
 
   // grad += left right, over rows `from` to `from + depth`, for all C rows of left (whose panels hold `total` rows) and
   // `width` columns of right (whose panels hold these rows alone). Turned: grad is (columns, rows) instead.
-  void weight_gradient(const bf16* left, const bf16* right, int total, int from, int depth, int width, float* grad,
+  void weight_gradient(const Number* left, const Number* right, int total, int from, int depth, int width, float* grad,
                        size_t ld, bool turned) {
-    alignas(64) float block[kSide * kSide];
+    alignas(64) float sums[kBlock];
+    Block block;
     for (int row = 0; row < C; row += 32) {
-      const bf16* a = left + size(row, total) + from / 32 * kPair;
+      const Number* a = left + size(row, total) + from / 32 * kBlock;
       for (int column = 0; column < width; column += 32) {
-        const bf16* b = right + size(column, depth);
+        const Number* b = right + size(column, depth);
         if (!turned) {
           float* to = grad + size(row, ld) + column;
-          load_block(to, ld);
-          add_product(a, b, depth / 32);
-          store_block(to, ld);
+          block.load(to, ld);
+          block.add(a, b, depth / 32);
+          block.store(to, ld);
           continue;
         }
-        zero_block();
-        add_product(a, b, depth / 32);
-        store_block(block, kSide);
+        block.zero();
+        block.add(a, b, depth / 32);
+        block.store(sums, kSide);
         for (int x = 0; x < 32; x += 16)
           for (int y = 0; y < 32; y += 16) {
-            __m512i r[16];
-            for (int z = 0; z < 16; z++) r[z] = _mm512_castps_si512(load(block + (x + z) * kSide + y));
-            transpose(r);
+            Vec columns[16];
+            transposed(sums + x * kSide + y, kSide, columns);
             for (int z = 0; z < 16; z++) {
               float* to = grad + size(column + y + z, ld) + row + x;
-              store(to, _mm512_add_ps(load(to), _mm512_castsi512_ps(r[z])));
+              store(to, _mm512_add_ps(load(to), columns[z]));
             }
           }
       }

@@ -1,6 +1,6 @@
 // What happens to the rows between the products: LayerNorm, GELU, and sums over columns.
 #pragma once
-#include "tiles.h"
+#include "products.h"
 
 constexpr float kEpsilon = 1e-5f;  // as torch's LayerNorm
 
@@ -12,7 +12,7 @@ inline void reduce(const float* lanes, float factor, float* out) {
 }
 
 // y = xhat gain + bias with xhat = (x - mean) / deviation (Ba et al. 2016). Keeps xhat and 1 / deviation.
-inline void normalise(const float* x, const float* gain, const float* bias, int C, bf16* xhat, float* inverse, bf16* y) {
+inline void normalise(const float* x, const float* gain, const float* bias, int C, Number* xhat, float* inverse, Number* y) {
   alignas(64) float lanes[512] = {};
   float mean[32];
   for (int c = 0; c < C; c += 32)
@@ -33,7 +33,7 @@ inline void normalise(const float* x, const float* gain, const float* bias, int 
   for (int c = 0; c < C; c += 16) {
     const Vec g = load(gain + c), b = bias ? load(bias + c) : all(0.f);
     for (int r = 0; r < 32; r++) {
-      const size_t at = c / 32 * kPair + r * 32 + c % 32;
+      const size_t at = c / 32 * kBlock + r * 32 + c % 32;
       const Vec h = _mm512_mul_ps(_mm512_sub_ps(load(x + at), all(mean[r])), all(inverse[r]));
       store(xhat + at, h);
       store(y + at, _mm512_fmadd_ps(h, g, b));
@@ -42,18 +42,18 @@ inline void normalise(const float* x, const float* gain, const float* bias, int 
 }
 
 // y anew from what was kept.
-inline void renormalise(const bf16* xhat, const float* gain, const float* bias, int C, bf16* y) {
+inline void renormalise(const Number* xhat, const float* gain, const float* bias, int C, Number* y) {
   for (int c = 0; c < C; c += 16) {
     const Vec g = load(gain + c), b = bias ? load(bias + c) : all(0.f);
     for (int r = 0; r < 32; r++) {
-      const size_t at = c / 32 * kPair + r * 32 + c % 32;
+      const size_t at = c / 32 * kBlock + r * 32 + c % 32;
       store(y + at, _mm512_fmadd_ps(load(xhat + at), g, b));
     }
   }
 }
 
 // Adds the gradient of x, given that of y, to dx; and to the sums of the gain's and the bias's gradients.
-inline void normalise_backward(const float* dy, const bf16* xhat, const float* inverse, const float* gain, int C,
+inline void normalise_backward(const float* dy, const Number* xhat, const float* inverse, const float* gain, int C,
                                float* dx, float* dgain, float* dbias) {
   alignas(64) float lanes[1024] = {};
   float mean[32], slope[32];
@@ -61,7 +61,7 @@ inline void normalise_backward(const float* dy, const bf16* xhat, const float* i
     const Vec g = load(gain + c);
     Vec sum_gain = load(dgain + c), sum_bias = load(dbias + c);
     for (int r = 0; r < 32; r++) {
-      const size_t at = c / 32 * kPair + r * 32 + c % 32;
+      const size_t at = c / 32 * kBlock + r * 32 + c % 32;
       const Vec h = load(xhat + at), d = load(dy + at), scaled = _mm512_mul_ps(d, g);
       sum_gain = _mm512_fmadd_ps(d, h, sum_gain);
       sum_bias = _mm512_add_ps(sum_bias, d);
@@ -76,7 +76,7 @@ inline void normalise_backward(const float* dy, const bf16* xhat, const float* i
   for (int c = 0; c < C; c += 16) {
     const Vec g = load(gain + c);
     for (int r = 0; r < 32; r++) {
-      const size_t at = c / 32 * kPair + r * 32 + c % 32;
+      const size_t at = c / 32 * kBlock + r * 32 + c % 32;
       const Vec scaled = _mm512_fmsub_ps(load(dy + at), g, all(mean[r]));
       const Vec d = _mm512_fnmadd_ps(load(xhat + at), all(slope[r]), scaled);
       store(dx + at, _mm512_fmadd_ps(d, all(inverse[r]), load(dx + at)));

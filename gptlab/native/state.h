@@ -18,8 +18,8 @@ enum { kGain1, kBias1, kQkv, kQkvBias, kOut, kOutBias, kGain2, kBias2, kUp, kUpB
 enum { kTokens, kPositions, kGainF, kBiasF, kShared };  // before them
 
 constexpr int kGroup = 256;     // columns of logits that lie together
-constexpr int kLossRows = 2048;  // rows whose logits exist at once
-constexpr int kDepth = 2048;    // rows that a product for a weight's gradient takes at once
+constexpr int kLossRows = 4096 / sizeof(Number);  // rows whose logits exist at once
+constexpr int kDepth = 4096 / sizeof(Number);     // rows that a product for a weight's gradient takes at once
 
 template <class T>
 inline T* take(char*& at, size_t count) {
@@ -28,13 +28,13 @@ inline T* take(char*& at, size_t count) {
   return here;
 }
 
-struct Packed {  // a weight (N outputs, K inputs) in bfloat16
-  bf16* forward;   // as right operand of x W^T
-  bf16* backward;  // as right operand of dy W
+struct Packed {  // a weight (N outputs, K inputs)
+  Number* forward;   // as right operand of x W^T
+  Number* backward;  // as right operand of dy W
 };
 
 struct Kept {  // what the backward pass needs of a layer
-  bf16 *xhat1, *qkv, *attended, *xhat2, *up;
+  Number *xhat1, *qkv, *attended, *xhat2, *up;
   float *inverse1, *lse, *inverse2;
 };
 
@@ -71,8 +71,8 @@ class State {
   std::vector<Kept> kept_;
   float *x_, *partial_, *tops_, *sums_, *at_target_, *inverse_f_;
   double* losses_;
-  bf16 *xhat_f_, *y_, *act_, *datt_, *dqkv_, *logits_;
-  bf16 *left_down_, *left_up_, *left_out_, *left_qkv_;  // transposed left operands of the weights' gradients
+  Number *xhat_f_, *y_, *act_, *datt_, *dqkv_, *logits_;
+  Number *left_down_, *left_up_, *left_out_, *left_qkv_;  // transposed left operands of the weights' gradients
   char* scratch_;
   size_t scratch_size_;
 
@@ -90,8 +90,8 @@ class State {
 
   static Packed pack_place(char*& at, int n, int k) {
     const size_t count = static_cast<size_t>(n) * k;
-    bf16* forward = take<bf16>(at, count);
-    return {forward, take<bf16>(at, count)};
+    Number* forward = take<Number>(at, count);
+    return {forward, take<Number>(at, count)};
   }
 
   void plan(char* at) {
@@ -99,27 +99,27 @@ class State {
     const size_t MC = size(M, C);
     for (int l = 0; l < L; l++) {
       Kept k;
-      k.xhat1 = take<bf16>(at, MC), k.qkv = take<bf16>(at, 3 * MC), k.attended = take<bf16>(at, MC);
-      k.xhat2 = take<bf16>(at, MC), k.up = take<bf16>(at, 4 * MC);
+      k.xhat1 = take<Number>(at, MC), k.qkv = take<Number>(at, 3 * MC), k.attended = take<Number>(at, MC);
+      k.xhat2 = take<Number>(at, MC), k.up = take<Number>(at, 4 * MC);
       k.inverse1 = take<float>(at, M), k.inverse2 = take<float>(at, M), k.lse = take<float>(at, size(M, H));
       kept_.push_back(k);
     }
-    x_ = take<float>(at, MC), xhat_f_ = take<bf16>(at, MC), inverse_f_ = take<float>(at, M);
+    x_ = take<float>(at, MC), xhat_f_ = take<Number>(at, MC), inverse_f_ = take<float>(at, M);
     partial_ = take<float>(at, size(chunks(), 4 * C));
-    left_down_ = take<bf16>(at, MC), left_up_ = take<bf16>(at, MC);
-    left_out_ = take<bf16>(at, MC), left_qkv_ = take<bf16>(at, MC);
+    left_down_ = take<Number>(at, MC), left_up_ = take<Number>(at, MC);
+    left_out_ = take<Number>(at, MC), left_qkv_ = take<Number>(at, MC);
     losses_ = take<double>(at, M), at_target_ = take<float>(at, M);
     tops_ = take<float>(at, size(groups(), loss_rows())), sums_ = take<float>(at, size(groups(), loss_rows()));
     // The logits are gone when the backward pass through the blocks begins.
     char* shared = at;
-    y_ = take<bf16>(at, MC), logits_ = take<bf16>(at, size(loss_rows(), VP));
+    y_ = take<Number>(at, MC), logits_ = take<Number>(at, size(loss_rows(), VP));
     char* const end = at;
-    act_ = take<bf16>(shared, 4 * MC), datt_ = take<bf16>(shared, MC), dqkv_ = take<bf16>(shared, 3 * MC);
+    act_ = take<Number>(shared, 4 * MC), datt_ = take<Number>(shared, MC), dqkv_ = take<Number>(shared, 3 * MC);
     at = std::max(end, shared);
     const size_t block = size(rows_, C);
     scratch_size_ = std::max({attention_forward_scratch(T, D), attention_backward_scratch(T, D),
-                              block * 2 + block * 8, block * 2 * 3 + block * 4, size(std::min(M, kDepth), 128) * 2,
-                              size(kSide, kGroup) * 4}) + 4096;
+                              block * 5 * sizeof(Number), block * (sizeof(Number) + 4),
+                              size(std::min(M, kDepth), 128) * sizeof(Number), size(kSide, kGroup) * 4}) + 4096;
     scratch_size_ = (scratch_size_ + 4095) / 4096 * 4096;
     scratch_ = take<char>(at, scratch_size_ * pool_.threads());
     work_bytes = at - start;
@@ -127,22 +127,7 @@ class State {
 
   void pack(const float* w, int n, int k, const Packed& to) {
     pool_.run(n / 32, [&](int task, int) {
-      const float* rows = w + size(task * 32, k);
-      for (int c = 0; c < k; c += 32)
-        for (int half = 0; half < 2; half++) {
-          __m512i r[16];
-          for (int i = 0; i < 16; i++) {
-            const float* p = rows + size(16 * half + i, k) + c;
-            r[i] = (__m512i)_mm512_cvtne2ps_pbh(load(p + 16), load(p));
-          }
-          transpose(r);
-          put(to.forward + size(task * 32, k) + c / 32 * kPair + half * kTile, r);
-          for (int i = 0; i < 16; i++) {
-            const float* p = rows + size(2 * i, k) + c + 16 * half;
-            r[i] = pair(narrow(load(p)), narrow(load(p + k)));
-          }
-          put(to.backward + size(c, n) + task * kPair + half * kTile, r);
-        }
+      pack_weight(w + size(task * 32, k), k, to.forward + size(task * 32, k), to.backward + task * kBlock, size(n, 32));
     });
   }
 };

@@ -26,21 +26,22 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Replicas:
-    """Sums gradients over the world. In a world of one it does nothing.
+    """Sums gradients over the replicas of a model or of a stage. Where there is one alone it does nothing.
 
     Args:
-        keep: gradients stay where they are from step to step, also in a world of one.
+        keep: gradients stay where they are from step to step, also where there is one replica.
     """
 
     def __init__(self, model: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES, *, keep: bool = False) -> None:
         self.world = world
+        self.group = world.mesh.get_group("replica") if world.mesh is not None else None  # None is all processes
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._reducing = False
         self._work: dict[int, dist.Work | None] = {}
         self._flat: list[Tensor] = []
         self._waiting: list[int] = []
         self._sizes: list[int] = []
-        if world.size > 1 or keep:
+        if world.replicas > 1 or keep:
             for bucket in _buckets(list(reversed(self.parameters)), bucket_bytes):
                 self._add(bucket)
 
@@ -73,7 +74,7 @@ class Replicas:
 
     def reduce_next(self, reduce: bool) -> None:
         """Says whether the next backward is this step's last, so that its gradients are complete and may leave."""
-        self._reducing = reduce and self.world.size > 1
+        self._reducing = reduce and self.world.replicas > 1
 
     def _arrived(self, index: int) -> None:
         if self._reducing:
@@ -85,11 +86,11 @@ class Replicas:
         """Sends the full buckets in their order: every process must enqueue the same sums in the same order."""
         while len(self._work) < len(self._flat) and self._waiting[len(self._work)] == 0:
             index = len(self._work)
-            self._work[index] = dist.all_reduce(self._flat[index], async_op=True)
+            self._work[index] = dist.all_reduce(self._flat[index], group=self.group, async_op=True)
 
     def finish(self) -> None:
         """Sends what has not left (all of it, where this process had no share) and waits for the sums."""
-        if self.world.size > 1:
+        if self.world.replicas > 1:
             self._waiting = [0] * len(self._flat)
             self._send_in_order()
             for work in self._work.values():

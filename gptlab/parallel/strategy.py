@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from gptlab.batches import Feed, micro_batches, share, stream_seed
 from gptlab.config import TrainConfig
+from gptlab.heads import Labels
 from gptlab.parallel.world import World
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -41,6 +42,8 @@ class Work:
     """Sequences a forward pass sees."""
     dtype: str
     """float32, tfloat32, bfloat16 or float16 (`precision.py`)."""
+    labels: Labels | None = None
+    """What a classifier has besides; None of a model of language."""
 
     @property
     def count(self) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gptlab.attention import Attention
 from gptlab.config import GPTConfig
 from gptlab.counts import attention_flops_per_token, block_shapes
-from gptlab.model import GPT, initialise
+from gptlab.model import GPT, initial_weights
 from gptlab.precision import precision
 from gptlab.spread import cut_places, split_points
 
@@ -161,6 +161,10 @@ def make_part(
         )
         for number in sorted(numbers)
     })  # fmt: skip
-    part.to_empty(device="cpu")
-    initialise(whole, seed)
-    return part.to(device)
+    part.to_empty(device=device)
+    own = dict(part.named_parameters())
+    with torch.no_grad():
+        for name, value in initial_weights(config, seed):
+            if name in own:
+                own[name].copy_(value)
+    return part

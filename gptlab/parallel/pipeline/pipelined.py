@@ -3,8 +3,8 @@
     strategy = Pipelined(work, attention="sdpa")
     strategy.compute(0, 1.0)
 
-A step's micro-batches go through the pipeline in one pass of its schedule, or in several (accumulation). The gradients
-of replicas are summed by ourselves once all backward passes are over, whatever the schedule: torch's DistributedDataParallel
+A step's micro-batches go through the pipeline in one pass of its schedule, or in several (accumulation). Gradients of
+replicas are summed by ourselves once all backward passes are over, whatever the schedule: DistributedDataParallel
 around a stage dies at the second step under gpipe, and under zero bubble never sums at all, without a word.
 
 Every process draws its batches itself, from the step's number: only what lies between two stages is sent. Evaluation
@@ -127,7 +127,9 @@ class Pipelined:
         """Norm of the whole gradient: the squares of all stages, an embedding that two hold counted on the first."""
         twice = self.tie is not None and self.work.world.stage == self.owners[-1]
         own = [
-            p.grad for name, p in self.part.named_parameters() if p.grad is not None and not (twice and name == "wte.weight")
+            p.grad
+            for name, p in self.part.named_parameters()
+            if p.grad is not None and not (twice and name == "wte.weight")
         ]
         squares = nn.utils.get_total_norm(own).double() ** 2
         dist.all_reduce(squares, group=self.group)
@@ -183,7 +185,9 @@ class Pipelined:
                 kept = self._gathered.setdefault(file, {})
                 if name not in kept:
                     kept[name] = torch.empty(shape, dtype=dtype)
-                there = kept[name] if world.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=world.device)
+                there = (
+                    kept[name] if world.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=world.device)
+                )
                 dist.recv(there, group=self.group, group_src=process)
                 if there is not kept[name]:
                     kept[name].copy_(there)
