@@ -22,11 +22,13 @@ from gptlab.documents import Documents
 from gptlab.making import labels_of, make_batches, make_model
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
+from gptlab.parallel.pipeline.pipelined import Pipelined
 from gptlab.parallel.replicated import Replicated
 from gptlab.parallel.sharded import Sharded
 from gptlab.parallel.strategy import Strategy, Work
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32
+from gptlab.spread import PIPELINES
 from gptlab.step import TrainStep
 
 
@@ -70,6 +72,8 @@ def assemble(config: TrainConfig, setting: Setting, data: Tokens | Documents, wo
 
 def _spread(work: Work, setting: Setting) -> Strategy:
     """The strategy that the config asks for; in a world of one all are the same."""
+    if work.config.strategy in PIPELINES and work.world.size > 1:
+        return Pipelined(work, attention=setting.attention)
     if work.config.strategy == "fsdp" and work.world.size > 1:
         with torch.device("meta"):
             empty = make_model(work.config, work.labels, setting.attention)

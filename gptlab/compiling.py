@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def choose(asked: str, device: str, kernels: str) -> tuple[str, str]:
+def choose(asked: str, device: str, kernels: str, strategy: str = "ddp") -> tuple[str, str]:
     """`off`, `model` or `step`, and why: what cannot be compiled runs eagerly, and the reason says so."""
     if asked == "off":
         return "off", "as asked"
     if kernels == "native":
         return "off", "NOT AS ASKED: the kernel of our own is compiled already"
+    if strategy != "ddp":
+        return "off", f"NOT AS ASKED: torch.compile is for whole models here, and strategy is {strategy}"
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
         return "off", f"NOT AS ASKED: torch.compile needs a C++ compiler on a CPU, and {compiler} was not found"

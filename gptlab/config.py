@@ -255,11 +255,6 @@ class TrainConfig(GPTConfig):
             object.__setattr__(self, "split", spread.split_text(self.split))
         super().__post_init__()
         tasks.check(self)
-        if self.nproc > self.global_batch_size:
-            raise ConfigError(
-                f"nproc {self.nproc} is more than the global_batch_size {self.global_batch_size} gives work to: "
-                f"use at most {self.global_batch_size} processes, or a larger batch."
-            )
         if self.micro_batch_size > self.global_batch_size:
             raise ConfigError(
                 f"micro_batch_size {self.micro_batch_size} is larger than global_batch_size {self.global_batch_size}: "

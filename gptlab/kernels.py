@@ -32,6 +32,8 @@ def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:
     """Why the kernel cannot train this config here, or None where it can."""
     if device != "cpu":
         return "kernels of our own are for CPUs"
+    if (strategy := getattr(config, "strategy", "ddp")) != "ddp":
+        return f"kernels of our own train whole models, and strategy is {strategy}"
     if dtype not in ("float32", "bfloat16"):
         return "kernels of our own compute in bfloat16 and float32"
     if classifies(config) or published(config):

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 PIPELINES = ("pp", "pp+ddp", "pp+fsdp")
 """Strategies with a pipeline."""
+MICRO_BATCH_RULE = (
+    "the largest that leaves a pipeline twice as many micro-batches as stages and that the memory holds; where none "
+    "does, the smallest that its schedule can run"
+)
+"""How `pipeline_micro_batch` chooses, in words for run.json."""
 
 
 @dataclass(frozen=True)
@@ -259,12 +264,42 @@ def _next_batch(config: TrainConfig, size: int, place: Layout) -> int:
     return each * whole
 
 
+def processes(config: TrainConfig, size: int) -> int:
+    """Processes of one replica in a world of some size; a world of one trains plainly, whatever the strategy."""
+    return layout(config, size).processes if size > 1 else 1
+
+
+def check_device(config: TrainConfig, device: str) -> None:
+    """Refuses a strategy that a kind of device cannot do.
+
+    Raises:
+        ConfigError: with those that it can.
+    """
+    if config.strategy != "ddp" and config.nproc > 1 and device == "mps":
+        raise ConfigError(f"strategy {config.strategy} is for CPUs and CUDA, and the device is mps: use ddp, or cpu.")
+
+
 def check(config: TrainConfig) -> None:
     """Refuses what the config alone shows to be impossible.
 
     Raises:
         ConfigError: with the legal values.
     """
+    if config.optimizer == "muon" and config.strategy in ("fsdp", "pp+fsdp"):
+        raise ConfigError(
+            f"optimizer muon works on whole matrices, and strategy {config.strategy} leaves each process rows of them: "
+            f"use adamw, or strategy {'ddp' if config.strategy == 'fsdp' else 'pp+ddp'}."
+        )
+    if config.share_gpu and config.strategy != "ddp":
+        raise ConfigError(
+            f"share_gpu has no way but ddp to share one GPU, and strategy is {config.strategy}: use ddp, or a GPU a "
+            "process."
+        )
+    if config.nproc > config.global_batch_size and config.strategy in ("ddp", "fsdp"):
+        raise ConfigError(
+            f"nproc {config.nproc} is more than the global_batch_size {config.global_batch_size} gives work to: "
+            f"use at most {config.global_batch_size} processes, or a larger batch."
+        )
     if config.strategy not in PIPELINES:
         for name in ("stages", "split", "stages_per_process", "pipeline_micro_batches"):
             if getattr(config, name):

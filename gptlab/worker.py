@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptlab import costs, hardware, memory
+from gptlab import costs, hardware, memory, spread
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.peaks import Peak
 from gptlab.recording import Claim, RunWriter
@@ -162,7 +162,10 @@ def _prepare(
     device = _device(config, setting.device, local_rank, local_size)
     numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
     attention.check(setting.attention, config, device, numbers)
-    world = connect(rank, world_size, device, store, shared_gpu=config.share_gpu)
+    world = connect(
+        rank, world_size, device, store, shared_gpu=config.share_gpu, stages=spread.processes(config, world_size),
+        groups=config.strategy != "ddp",
+    )  # fmt: skip
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None
     memory.reset_peak(setting.device)
@@ -174,7 +177,7 @@ def _prepare(
             device_name=hardware.device_name(setting.device), started=info.get("started", time.time()),
         )  # fmt: skip
         for name, reason in reasons.items():
-            say(f"{name}: {getattr(setting, name)} ({reason})")
+            say(f"{name}: {getattr(setting, name, config.strategy)} ({reason})")
     return Trainer(config, setting, text, world, path, writer if rank == 0 else None, peak=peak, pids=pids, say=say)
 
 
@@ -204,13 +207,17 @@ def settle(
     from gptlab.attention import choose
 
     reasons: dict[str, str] = {}
+    if config.strategy != "ddp" and world_size == 1:
+        reasons["strategy"] = "NOT AS ASKED: one process has the whole model and the whole batch, as under ddp"
     if kept := info.get("setting"):
         setting = Setting(**kept)
         if info.get("world_size") == world_size:
-            return setting, {"device": "as this run began"}
+            return setting, reasons | {"device": "as this run began"}
         threads = config.threads or hardware.default_threads(local_size)
-        return Setting(**(kept | {"threads": threads})), {"threads": f"{local_size} processes on this machine"}
+        reasons["threads"] = f"{local_size} processes on this machine"
+        return Setting(**(kept | {"threads": threads})), reasons
     device, reasons["device"] = hardware.resolve_device(config.device)
+    spread.check_device(config, device)
     dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config)
     attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
@@ -221,11 +228,14 @@ def settle(
         sharing = -(-local_size // hardware.distinct_devices(device, local_size))
         micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, sharing, device)
         reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
+        if config.strategy in spread.PIPELINES and world_size > 1:
+            micro = spread.pipeline_micro_batch(config, micro, spread.layout(config, world_size))
+            reasons["micro_batch_size"] = f"auto: {spread.MICRO_BATCH_RULE}"
     if config.kernels == "auto" and config.compile != "off":
         kernels, reasons["kernels"] = "torch", "auto: torch.compile was asked for"
     else:
         kernels, reasons["kernels"] = native.choose(config.kernels, config, device, dtype, attention)
-    how, reasons["compile"] = compiling.choose(config.compile, device, kernels)
+    how, reasons["compile"] = compiling.choose(config.compile, device, kernels, config.strategy)
     setting = Setting(
         device=device, dtype=dtype, attention=attention, micro_batch_size=micro, threads=threads, kernels=kernels,
         compile=how,

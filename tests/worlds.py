@@ -13,13 +13,11 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-P = ParamSpec("P")
 T = TypeVar("T")
-World = Any  # gptlab.parallel.world.World: imported in the processes
 
 
 def _rank(
@@ -40,15 +38,12 @@ def _rank(
         os._exit(1)  # the others may wait for this one
 
 
-def run_world(
-    size: int, function: Callable[Concatenate[World, P], T], *arguments: P.args, stages: int = 1, **named: P.kwargs
-) -> list[T]:
+def run_world(size: int, function: Callable[..., T], *arguments: Any, stages: int = 1) -> list[T]:
     """What each rank's function(world, *arguments) returned. Functions of a module alone; results that pickle knows.
 
     Raises:
         AssertionError: with the traceback of the first rank that failed.
     """
-    assert not named
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.fsdp", "gptlab.assembly"])
     with tempfile.TemporaryDirectory() as folder:

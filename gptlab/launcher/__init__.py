@@ -108,10 +108,11 @@ def _look_around() -> None:
 
 def _check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus, costs, hardware, tasks
+    from gptlab import corpus, costs, hardware, spread, tasks
 
     tasks.check_installed(config)
     device = hardware.likely_device(config.device)
+    spread.check_device(config, device)
     own = hardware.distinct_devices(device, config.nproc)
     if device == "cuda" and own < config.nproc and not config.share_gpu:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """What the fork server imports before it forks a worker: all that a run's first step would import otherwise.
 
-Importing this module is its purpose: `import torch` alone takes a second and a half, torch._dynamo (which AdamW and
-DDP import when first used) another. Nothing is computed here: a fork after torch has run a kernel hangs in its first
+Importing this module is its purpose: `import torch` alone takes a second and a half, torch._dynamo (which AdamW
+imports when first used) another. Nothing is computed here: a fork after torch has run a kernel hangs in its first
 parallel region on a CPU and fails on CUDA.
 """
 
