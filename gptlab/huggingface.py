@@ -74,13 +74,20 @@ def loss(out: Tensor, targets: Tensor, reduction: str) -> Tensor:
     return F.cross_entropy(out.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
 
 
+def is_tied(module: nn.Module) -> bool:
+    """Whether a model has a head that is its embedding."""
+    head = getattr(module, "lm_head", None)
+    return head is not None and head.weight is module.get_parameter("transformer.wte.weight")
+
+
 def _leave_tied_head(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """A tied head's weights stand in a state once, as the embedding."""
-    state.pop(f"{prefix}lm_head.weight", None)
+    if is_tied(module):
+        del state[f"{prefix}lm_head.weight"]
 
 
 def _give_tied_head(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    if hasattr(module, "lm_head"):
+    if is_tied(module):
         state[f"{prefix}lm_head.weight"] = state[f"{prefix}transformer.wte.weight"]
 
 

@@ -10,9 +10,10 @@ Left out on purpose: what the tasks are (`heads.py`, `documents.py`) and the pub
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gptlab.fields import ConfigError
+from gptlab.fields import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from gptlab.config import TrainConfig
@@ -25,10 +26,56 @@ PUBLISHED = {
 """What a config says of GPT-2 as transformers has it, and how that is trained here."""
 
 
+TRACED = ("gpipe", "1f1b")
+"""Schedules for stages that torch's tracer cut."""
+
+
 def check_installed(config: TrainConfig) -> None:
     """Refuses a model whose package is not installed. Imports nothing of it."""
     if config.model == "huggingface" and importlib.util.find_spec("transformers") is None:
         raise ConfigError("model huggingface needs transformers: install it (pip install 'gptlab[huggingface]').")
+
+
+def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, str]:
+    """Split points of the published module, in the order of its forward pass, by its own names: `transformer.h.4`, or
+    `h.4` for short.
+
+    Raises:
+        ConfigError: no submodule of that name, or two names of one place.
+    """
+    places = _published_places(config)
+    found: dict[int, tuple[str, str]] = {}
+    for given, side in points.items():
+        name = given if given in places else f"transformer.{given}"
+        if name not in places:
+            raise ConfigError(
+                f"split {given!r} is no submodule of this GPT-2{did_you_mean(given, places)}: choose from "
+                f"transformer.h.0 to transformer.h.{config.n_layer - 1}, their ln_1, attn, ln_2 and mlp, "
+                f"transformer.ln_f and {_head(config)}, each at its beginning or its end."
+            )
+        place = places[name][side == "end"]
+        if place in found:
+            other = "=".join(found[place])
+            raise ConfigError(f"split cuts at {other} and at {given}={side}, the same place: leave one out.")
+        found[place] = (name, side)
+    if places[_head(config)][1] in found:
+        raise ConfigError(f"split cuts behind {_head(config)}, where nothing is left: leave that point out.")
+    return dict(found[place] for place in sorted(found))
+
+
+def _head(config: TrainConfig) -> str:
+    return "score" if config.task == "classify" else "lm_head"
+
+
+def _published_places(config: TrainConfig) -> dict[str, tuple[int, int]]:
+    """Where submodules begin and end in the forward pass, in quarters of a block."""
+    places: dict[str, tuple[int, int]] = {}
+    for layer in range(config.n_layer):
+        name, at = f"transformer.h.{layer}", 4 * layer
+        places[name] = (at, at + 4)
+        places |= {f"{name}.{part}": (at + i, at + i + 1) for i, part in enumerate(("ln_1", "attn", "ln_2", "mlp"))}
+    at = 4 * config.n_layer
+    return places | {"transformer.ln_f": (at, at + 1), _head(config): (at + 1, at + 2)}
 
 
 def check(config: TrainConfig) -> None:
@@ -52,4 +99,15 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(
                 f"strategy {config.strategy} spreads the rows of our own model alone: use ddp, pp or pp+ddp with model "
                 "huggingface."
+            )
+        if config.strategy == "ddp":
+            return
+        if config.pipeline_schedule not in TRACED:
+            raise ConfigError(
+                f"pipeline_schedule {config.pipeline_schedule} sends between neighbours alone, and stages that torch's "
+                f"tracer cuts from model huggingface hand their mask past them: use {' or '.join(TRACED)}."
+            )
+        if config.dropout:
+            raise ConfigError(
+                f"dropout {config.dropout:g} would be drawn anew by every cut of model huggingface: use 0 in a pipeline."
             )
