@@ -109,5 +109,5 @@ def check(config: TrainConfig) -> None:
             )
         if config.dropout:
             raise ConfigError(
-                f"dropout {config.dropout:g} would be drawn anew by every cut of model huggingface: use 0 in a pipeline."
+                f"dropout {config.dropout:g} depends on where model huggingface is cut: use 0 in a pipeline."
             )
