@@ -36,6 +36,13 @@ def check_installed(config: TrainConfig) -> None:
         raise ConfigError("model huggingface needs transformers: install it (pip install 'gptlab[huggingface]').")
 
 
+def check_tunable(config: TrainConfig) -> None:
+    """Refuses what tuning, which trains on noise, does not measure."""
+    for name, legal in (("task", "lm"), ("model", "gptlab")):
+        if getattr(config, name) != legal:
+            raise ConfigError(f"{name} {getattr(config, name)} is not tuned, {name} {legal} is: tune without it.")
+
+
 def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, str]:
     """Split points of the published module, in the order of its forward pass, by its own names: `transformer.h.4`, or
     `h.4` for short.
@@ -50,8 +57,8 @@ def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, 
         if name not in places:
             raise ConfigError(
                 f"split {given!r} is no submodule of this GPT-2{did_you_mean(given, places)}: choose from "
-                f"transformer.h.0 to transformer.h.{config.n_layer - 1}, their ln_1, attn, ln_2 and mlp, "
-                f"transformer.ln_f and {_head(config)}, each at its beginning or its end."
+                f"transformer.h.0 to transformer.h.{config.n_layer - 1}, transformer.ln_f and {_head(config)}, each at "
+                "its beginning or its end."
             )
         place = places[name][side == "end"]
         if place in found:
@@ -68,14 +75,10 @@ def _head(config: TrainConfig) -> str:
 
 
 def _published_places(config: TrainConfig) -> dict[str, tuple[int, int]]:
-    """Where submodules begin and end in the forward pass, in quarters of a block."""
-    places: dict[str, tuple[int, int]] = {}
-    for layer in range(config.n_layer):
-        name, at = f"transformer.h.{layer}", 4 * layer
-        places[name] = (at, at + 4)
-        places |= {f"{name}.{part}": (at + i, at + i + 1) for i, part in enumerate(("ln_1", "attn", "ln_2", "mlp"))}
-    at = 4 * config.n_layer
-    return places | {"transformer.ln_f": (at, at + 1), _head(config): (at + 1, at + 2)}
+    """Where submodules begin and end, in the order of the forward pass. Inside a block a cut would send the residual
+    past the stage behind it, and torch has no backward pass for that."""
+    names = [f"transformer.h.{layer}" for layer in range(config.n_layer)] + ["transformer.ln_f", _head(config)]
+    return {name: (at, at + 1) for at, name in enumerate(names)}
 
 
 def check(config: TrainConfig) -> None:

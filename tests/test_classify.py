@@ -10,7 +10,7 @@ import pytest
 import torch
 from labels import write_jsonl
 
-from gptlab import checkpoint, corpus
+from gptlab import checkpoint, corpus, tuning
 from gptlab.assembly import Setting
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
@@ -119,3 +119,10 @@ def test_what_it_lacks_is_not_paid_for(config: TrainConfig) -> None:
     assert flops_per_token(language) - flops_per_token(config) == head
     with pytest.raises(ConfigError, match="which task classify has not"):
         config.replace(tie_head=False)
+
+
+def test_tuning_refuses_what_it_does_not_measure(config: TrainConfig) -> None:
+    with pytest.raises(ConfigError, match="task classify is not tuned, task lm is"):
+        tuning.tune(config)
+    with pytest.raises(ConfigError, match="model huggingface is not tuned"):
+        tuning.tune(config.replace(task="lm", model="huggingface", dropout=0.0))
