@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from gptlab.checkpoint import MODEL, OPTIMIZER
 from gptlab.heads import tally
@@ -39,7 +40,8 @@ from gptlab.precision import AUTOCAST, precision
 
 
 class Shards:
-    """The rows that this process holds of each parameter of a module, as plain tensors.
+    """The rows that this process holds of each parameter of a module, as plain tensors; what `replicas.Replicas` is to
+    whole copies.
 
     Args:
         module: on the meta device; its blocks and then the rest become fully_shard's groups. Its weights are left
@@ -47,9 +49,12 @@ class Shards:
         mesh: the processes that share it, one dimension.
         device: this process's own.
         dtype: precision of the products (`precision.py`).
+        regather: whether a block's matrices are let go after its forward pass and gathered again for its backward pass.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, device: torch.device, dtype: str) -> None:
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh, device: torch.device, dtype: str, *, regather: bool = True
+    ) -> None:
         self.mesh, self.shapes = mesh, {name: p.shape for name, p in module.named_parameters()}
         policy = MixedPrecisionPolicy()
         if dtype in AUTOCAST:
@@ -58,16 +63,21 @@ class Shards:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         for block in module.modules():
             if isinstance(block, Block):  # without its norms, whose gains autocast leaves in float32
-                fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=policy)
-        fully_shard(module, mesh=mesh)
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.set_gradient_divide_factor(1.0)  # sums: the loss is divided already
-                part.set_force_sum_reduction_for_comms(True)  # gloo knows no other way
+                fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=policy, reshard_after_forward=regather)
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        self._groups = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        for part in self._groups:
+            part.set_gradient_divide_factor(1.0)  # sums: the loss is divided already
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other way
         module.to_empty(device=device)
         self._sharded = {name: cast(DTensor, p) for name, p in module.named_parameters()}
         self.parameters = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
         """This process's rows, in the memory that fully_shard gathers from."""
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those of this process's rows."""
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
@@ -75,7 +85,7 @@ class Shards:
             p.grad = self._sharded[name].grad = None
 
     def collect_gradients(self) -> None:
-        """Hands the gradients that the backward pass left to the plain parameters."""
+        """Hands the gradients that the backward passes left to the plain parameters."""
         for name, p in self.parameters.items():
             p.grad = cast(DTensor, self._sharded[name].grad).to_local()
 
@@ -83,9 +93,9 @@ class Shards:
         """This process's rows of a tensor; a number is everybody's."""
         if whole.dim() == 0:
             return whole
-        size, rank = self.mesh.size(), self.mesh.get_local_rank()
-        rows = -(-whole.size(0) // size)
-        return whole[rank * rows : (rank + 1) * rows]
+        rows = -(-whole.size(0) // self.mesh.size())
+        at = self.mesh.get_local_rank() * rows
+        return whole[at : at + rows]
 
     @torch.no_grad()
     def gather(self, name: str, rows: Tensor) -> Tensor | None:
@@ -95,18 +105,39 @@ class Shards:
         if rows.dim() == 0:
             return rows.cpu() if first else None
         shape, size = self.shapes[name], self.mesh.size()
-        most = -(-shape[0] // size)
-        padded = rows.new_zeros(most, *shape[1:])
+        padded = rows.new_zeros(-(-shape[0] // size), *shape[1:])
         padded[: len(rows)] = rows
         pieces = [torch.empty_like(padded) for _ in range(size)] if first else None
         dist.gather(padded, pieces, group=group, group_dst=0)
         return torch.cat([piece.cpu() for piece in pieces])[: shape[0]] if pieces else None
 
+    def files(self, optimizer: Optimizer) -> Files | None:
+        """The whole state of the module and its optimizer, on the CPU of the first process; None on the others.
+        Collective."""
+        files: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
+        for name, p in self.parameters.items():
+            for key, rows in {"": p.data, **optimizer.state.get(p, {})}.items():
+                whole = self.gather(name, rows)
+                if whole is not None:
+                    files[OPTIMIZER if key else MODEL][f"{name}.{key}" if key else name] = whole
+        return files if self.mesh.get_local_rank() == 0 else None
+
     @torch.no_grad()
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes this process's rows of weights by name."""
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes this process's rows of weights by name, and leaves out those of other modules."""
+        for part in self._groups:
+            part.reshard()
         for name, value in weights:
-            self.parameters[name].copy_(self.take(value))
+            if name in self.parameters:
+                self.parameters[name].copy_(self.take(value))
+
+    def load(self, files: Files, optimizer: Optimizer) -> None:
+        """Takes this process's rows of a whole training state, or of weights alone."""
+        self.set(files[MODEL].items())
+        for name, value in files.get(OPTIMIZER, {}).items():
+            owner, _, key = name.rpartition(".")
+            if owner in self.parameters:
+                optimizer.state[self.parameters[owner]][key] = self.take(value).clone()
 
 
 def squares(gradients: Iterable[Tensor]) -> float:
@@ -129,12 +160,12 @@ class Sharded:
         self.shards = Shards(model, work.world.mesh["replica"], work.world.device, work.dtype)
         self.optimizer = optimizer_of(self.shards.parameters, work.config)
         self.score_rows = work.micro_batch_size
-        self.shards.load(first_weights(work.config, work.labels))
+        self.shards.set(first_weights(work.config, work.labels))
 
     @property
     def gradients(self) -> list[Tensor]:
         """Those of this process's rows."""
-        return [p.grad for p in self.shards.parameters.values() if p.grad is not None]
+        return self.shards.gradients
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -173,20 +204,8 @@ class Sharded:
 
     def gather(self) -> Files | None:
         """The whole training state on the CPU of the main process. Collective."""
-        weights: dict[str, Tensor] = {}
-        moments: dict[str, Tensor] = {}
-        for name, p in self.shards.parameters.items():
-            kept = {"": p.data} | self.optimizer.state.get(p, {})
-            for key, rows in kept.items():
-                whole = self.shards.gather(name, rows)
-                if whole is not None:
-                    (moments if key else weights)[f"{name}.{key}" if key else name] = whole
-        return {MODEL: weights, OPTIMIZER: moments} if self.work.world.is_main else None
+        return self.shards.files(self.optimizer)
 
     def load(self, files: Files) -> None:
         """Takes this process's rows of a whole training state, or of weights alone."""
-        self.shards.load(files[MODEL].items())
-        moments: Mapping[str, Tensor] = files.get(OPTIMIZER, {})
-        for name, value in moments.items():
-            owner, _, key = name.rpartition(".")
-            self.optimizer.state[self.shards.parameters[owner]][key] = self.shards.take(value).clone()
+        self.shards.load(files, self.optimizer)

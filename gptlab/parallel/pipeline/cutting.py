@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gptlab.attention import Attention
 from gptlab.config import GPTConfig
 from gptlab.counts import attention_flops_per_token, block_shapes
-from gptlab.model import GPT, initial_weights
+from gptlab.model import GPT
 from gptlab.precision import precision
 from gptlab.spread import cut_places, split_points
 
@@ -144,10 +144,9 @@ class Part(nn.Module):
 
 
 def make_part(
-    config: GPTConfig, numbers: dict[int, range], count: int, *, attention: Attention, seed: int, dtype: str,
-    in_chunks: bool, device: torch.device,
-) -> Part:  # fmt: skip
-    """A process's stages with the weights that the whole model would begin with; the rest never takes memory.
+    config: GPTConfig, numbers: dict[int, range], count: int, *, attention: Attention, dtype: str, in_chunks: bool
+) -> Part:
+    """A process's stages on the meta device, cut from a model that never takes memory.
 
     Args:
         numbers: the stages by number, each with its blocks.
@@ -155,16 +154,9 @@ def make_part(
     """
     with torch.device("meta"):
         whole = GPT(config, attention=attention)
-    part = Part({
+    return Part({
         number: Stage(
             whole, numbers[number], first=number == 0, last=number == count - 1, dtype=dtype, in_chunks=in_chunks
         )
         for number in sorted(numbers)
     })  # fmt: skip
-    part.to_empty(device=device)
-    own = dict(part.named_parameters())
-    with torch.no_grad():
-        for name, value in initial_weights(config, seed):
-            if name in own:
-                own[name].copy_(value)
-    return part

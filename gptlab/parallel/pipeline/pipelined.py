@@ -1,4 +1,4 @@
-"""The strategies `pp` and `pp+ddp`: a replica of the model is a pipeline of processes, each with some of its stages.
+"""The strategies `pp`, `pp+ddp` and `pp+fsdp`: a replica of the model is a pipeline, each process has some stages of it.
 
     strategy = Pipelined(work, attention="sdpa")
     strategy.compute(0, 1.0)
@@ -15,20 +15,23 @@ Left out on purpose: cutting, schedules, ties and times, one a file beside this 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from gptlab import checkpoint, counts
+from gptlab import counts
 from gptlab.attention import Attention
-from gptlab.optimizer import make_optimizer
-from gptlab.parallel.pipeline.cutting import Part, layers_of_stages, make_part
+from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.model import initial_weights
+from gptlab.optimizer import optimizer_of
+from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part
+from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.ties import TiedGradient
 from gptlab.parallel.pipeline.timeline import Clock
-from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.strategy import Files, Work
 from gptlab.spread import SCHEDULES, held, layout, owners, passes
 
@@ -39,8 +42,6 @@ class Pipelined:
     Args:
         attention: kernel of attention.
     """
-
-    collective_score = False
 
     def __init__(self, work: Work, *, attention: Attention) -> None:
         config, world = work.config, work.world
@@ -53,13 +54,15 @@ class Pipelined:
         self.group = world.mesh.get_group("stage")
         self.owners = owners(self.name, self.place)
         self.layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
-        mine = held(self.name, self.place, world.stage)
-        self.part: Part = make_part(
-            config, {stage: self.layers[stage] for stage in mine}, self.place.stages, attention=attention,
-            seed=config.seed, dtype=work.dtype, in_chunks=not SCHEDULES[self.name].splits, device=world.device,
+        self.part = make_part(
+            config, {stage: self.layers[stage] for stage in held(self.name, self.place, world.stage)},
+            self.place.stages, attention=attention, dtype=work.dtype, in_chunks=not SCHEDULES[self.name].splits,
         )  # fmt: skip
-        self.optimizer = make_optimizer(self.part, config)
-        self.replicas = Replicas(self.part, world)
+        sharded = config.strategy == "pp+fsdp"
+        self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
+        load(self.held, initial_weights(config, config.seed))
+        self.optimizer = optimizer_of(self.held.parameters, config)
+        self.collective_score = sharded
         self.tie = self._tie()
         self.clock = Clock(world.device)
         self.stages = [
@@ -74,7 +77,7 @@ class Pipelined:
         self._factor = 0.0
         self._total = torch.zeros((), device=world.device)
         self._sent: list[tuple[Any, Tensor]] = []
-        self._gathered: dict[str, dict[str, Tensor]] = {}
+        self._gathered: dict[tuple[str, str], Tensor] = {}
 
     def _tie(self) -> TiedGradient | None:
         """The other holder of this process's embedding, where there is one."""
@@ -86,8 +89,8 @@ class Pipelined:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of this process's stages, in as few tensors as there are."""
-        return self.replicas.gradients
+        """Of this process's stages."""
+        return [p.grad for p in self.held.parameters.values() if p.grad is not None]
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -102,16 +105,17 @@ class Pipelined:
     def compute(self, step: int, scale: float) -> float:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
         work, each = self.work, self.count * self.work.micro_batch_size
-        self.replicas.zero_grad()
+        self.held.zero_grad()
+        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
             at = work.world.replica * self.passes + turn
             ids, targets = (part.to(work.world.device) for part in work.batches.micro_batch(step, at, each))
             self._run(ids, targets, [work.dropout_seed(step, at * self.count + index) for index in range(self.count)])
-        self.replicas.finish()
+        self.held.finish()
         if self.tie is not None:
-            gradient = self.part.get_parameter("wte.weight").grad
+            gradient = self.held.parameters["wte.weight"].grad
             assert gradient is not None
             self.tie.add(gradient)
         return float(self._total.item())
@@ -124,16 +128,13 @@ class Pipelined:
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
 
     def norm(self) -> float:
-        """Norm of the whole gradient: the squares of all stages, an embedding that two hold counted on the first."""
-        twice = self.tie is not None and self.work.world.stage == self.owners[-1]
-        own = [
-            p.grad
-            for name, p in self.part.named_parameters()
-            if p.grad is not None and not (twice and name == "wte.weight")
-        ]
-        squares = nn.utils.get_total_norm(own).double() ** 2
-        dist.all_reduce(squares, group=self.group)
-        return float(squares.sqrt().item())
+        """Norm of the whole gradient, an embedding that two stages hold counted on the first. Collective."""
+        return math.sqrt(self.held.squares("wte.weight" if self._second else None))
+
+    @property
+    def _second(self) -> bool:
+        """Whether this process's embedding is the second copy of another's."""
+        return self.tie is not None and self.work.world.stage == self.owners[-1]
 
     @torch.no_grad()
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
@@ -141,6 +142,7 @@ class Pipelined:
         pipeline call it alike."""
         config, here = self.work.config, self.work.world.stage
         self._let_go()
+        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
@@ -161,48 +163,58 @@ class Pipelined:
 
     def gather(self) -> Files | None:
         """The whole training state on the main process, from the stages of its pipeline. Collective."""
-        world = self.work.world
-        if world.replica != 0:
-            return None
         self._let_go()
-        files = checkpoint.tensors(self.part, self.optimizer)
-        twice = self.tie is not None and world.stage != 0
-        mine = [
-            (file, name, value)
-            for file, named in files.items()
-            for name, value in named.items()
-            if not (twice and name.startswith("wte."))
-        ]
+        mine: list[tuple[str, str, Tensor]] = []
+        for name, p in self.held.parameters.items():
+            for key, value in {"": p.data, **self.optimizer.state.get(p, {})}.items():
+                whole = self.held.gather(name, value)
+                if whole is not None and not (self._second and name == "wte.weight"):
+                    mine.append((OPTIMIZER, f"{name}.{key}", whole) if key else (MODEL, name, whole))
+        if self.work.world.replica != 0:
+            return None
+        found = self._collect(mine)
+        if found is None:
+            return None
+        order = {name: place for place, name in enumerate(self.shapes)}
+        return {
+            file: {name: value for _, name, value in sorted(
+                ((kind, name, value) for kind, name, value in found if kind == file),
+                key=lambda item: order[_owner(item[0], item[1])],
+            )}
+            for file in (MODEL, OPTIMIZER)
+        }  # fmt: skip
+
+    def _collect(self, mine: list[tuple[str, str, Tensor]]) -> list[tuple[str, str, Tensor]] | None:
+        """Tensors of all stages of the pipeline, by file and name, on its first process; None on the others."""
+        device = self.work.world.device
         names = [(file, name, value.shape, value.dtype) for file, name, value in mine]
-        lists: list[Any] | None = [None] * self.place.processes if world.is_main else None
+        lists: list[Any] | None = [None] * self.place.processes if self.work.world.is_main else None
         dist.gather_object(names, lists, group=self.group, group_dst=0)
         if lists is None:
             for _, _, value in mine:
-                dist.send(value.to(world.device).contiguous(), group=self.group, group_dst=0)
+                dist.send(value.to(device).contiguous(), group=self.group, group_dst=0)
             return None
-        for process, found in enumerate(lists[1:], start=1):
-            for file, name, shape, dtype in found:
-                kept = self._gathered.setdefault(file, {})
-                if name not in kept:
-                    kept[name] = torch.empty(shape, dtype=dtype)
-                there = (
-                    kept[name] if world.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=world.device)
-                )
-                dist.recv(there, group=self.group, group_src=process)
-                if there is not kept[name]:
-                    kept[name].copy_(there)
-        return {file: dict(named) | self._gathered.get(file, {}) for file, named in files.items()}
+        for process, theirs in enumerate(lists[1:], start=1):
+            for file, name, shape, dtype in theirs:
+                value = torch.empty(shape, dtype=dtype, device=device)
+                dist.recv(value, group=self.group, group_src=process)
+                mine.append((file, name, self._kept(file, name, value)))
+        return mine
+
+    def _kept(self, file: str, name: str, value: Tensor) -> Tensor:
+        """A copy on the CPU, in memory that is taken once."""
+        kept = self._gathered.setdefault((file, name), torch.empty(value.shape, dtype=value.dtype))
+        return kept.copy_(value)
 
     def load(self, files: Files) -> None:
         """Takes the part of this process's stages."""
-        own = {name for name, _ in self.part.named_parameters()}
-        mine = {
-            file: {name: value for name, value in named.items() if _owner(file, name) in own}
-            for file, named in files.items()
-        }  # fmt: skip
-        checkpoint.load_tensors(mine, self.part, self.optimizer)
+        load(self.held, files[MODEL].items())
+        for name, value in files.get(OPTIMIZER, {}).items():
+            owner, _, key = name.rpartition(".")
+            if owner in self.held.parameters:
+                self.optimizer.state[self.held.parameters[owner]][key] = self.held.take(value).clone()
 
 
 def _owner(file: str, name: str) -> str:
     """The parameter that a tensor of a checkpoint belongs to."""
-    return name if file == checkpoint.MODEL else name.rpartition(".")[0]
+    return name if file == MODEL else name.rpartition(".")[0]

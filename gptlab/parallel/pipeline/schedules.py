@@ -96,7 +96,7 @@ class TorchStage(PipelineStage):
             stage, number, count, device, group=group, input_args=ids if stage.first else between,
             output_args=loss if stage.last else between,
         )  # fmt: skip
-        self.note = note
+        self.config, self.note = stage.config, note
         self.dropout_seeds: list[int | None] = []
         """Of the micro-batches of a pass."""
 

@@ -88,7 +88,7 @@ def time_stage(stage: TorchStage, ids: Tensor, targets: Tensor, clock: Clock) ->
         ids: (b, T) int64.
         targets: (b, T) int64.
     """
-    config, first, last = stage.submod.config, stage.is_first, stage.is_last
+    config, first, last = stage.config, stage.is_first, stage.is_last
     noise = torch.randn(*ids.shape, config.n_embd, device=ids.device)  # (b, T, C)
     seed = 0 if config.dropout > 0 else None
     taken: dict[str, list[float]] = {kind: [] for kind in "FBIW"}
