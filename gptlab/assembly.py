@@ -23,6 +23,7 @@ from gptlab.making import labels_of, make_batches, make_model
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
 from gptlab.parallel.pipeline.pipelined import Pipelined
+from gptlab.parallel.pipeline.published import PublishedPipeline
 from gptlab.parallel.replicated import Replicated
 from gptlab.parallel.sharded import Sharded
 from gptlab.parallel.strategy import Strategy, Work
@@ -73,7 +74,8 @@ def assemble(config: TrainConfig, setting: Setting, data: Tokens | Documents, wo
 def _spread(work: Work, setting: Setting) -> Strategy:
     """The strategy that the config asks for; in a world of one all are the same."""
     if work.config.strategy in PIPELINES and work.world.size > 1:
-        return Pipelined(work, attention=setting.attention)
+        pipeline = PublishedPipeline if work.config.model == "huggingface" else Pipelined
+        return pipeline(work, attention=setting.attention)
     if work.config.strategy == "fsdp" and work.world.size > 1:
         with torch.device("meta"):
             empty = make_model(work.config, work.labels, setting.attention)

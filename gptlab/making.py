@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gptlab import huggingface
 from gptlab.attention import Attention
 from gptlab.batches import Batches, Feed, Tokens
 from gptlab.config import TrainConfig
+from gptlab.counts import shapes
 from gptlab.documents import DocumentBatches, Documents
 from gptlab.heads import Labels, SequenceClassifier, initial_score
 from gptlab.model import GPT, initial_weights
+from gptlab.weights import TRANSPOSED, cropped
 
 
 def labels_of(data: Tokens | Documents) -> Labels | None:
@@ -58,6 +61,22 @@ def first_weights(config: TrainConfig, labels: Labels | None) -> Iterator[tuple[
             yield f"transformer.{name}", value
     if labels is not None:
         yield "score.weight", initial_score(config, labels.count, config.seed)
+
+
+def whole_shapes(config: TrainConfig, labels: Labels | None) -> dict[str, torch.Size]:
+    """Shapes of the parameters of `make_model`'s model, by name, without making it."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes(config).items():
+        if config.model == "huggingface":
+            shape = cropped(name, shape, config)
+            found[f"transformer.{name}"] = shape[::-1] if name.endswith(TRANSPOSED) else shape
+        elif labels is None:
+            found[name] = shape
+        elif name != "lm_head.weight":
+            found[f"transformer.{name}"] = shape
+    if labels is not None:
+        found["score.weight"] = (labels.count, config.n_embd)
+    return {name: torch.Size(shape) for name, shape in found.items()}
 
 
 def make_batches(config: TrainConfig, data: Tokens | Documents) -> Feed:

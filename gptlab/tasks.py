@@ -45,13 +45,13 @@ def check_tunable(config: TrainConfig) -> None:
 
 def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, str]:
     """Split points of the published module, in the order of its forward pass, by its own names: `transformer.h.4`, or
-    `h.4` for short.
+    `h.4` for short. Each cut comes back as the beginning of what follows it.
 
     Raises:
         ConfigError: no submodule of that name, or two names of one place.
     """
     places = _published_places(config)
-    found: dict[int, tuple[str, str]] = {}
+    found: dict[int, str] = {}
     for given, side in points.items():
         name = given if given in places else f"transformer.{given}"
         if name not in places:
@@ -62,12 +62,11 @@ def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, 
             )
         place = places[name][side == "end"]
         if place in found:
-            other = "=".join(found[place])
-            raise ConfigError(f"split cuts at {other} and at {given}={side}, the same place: leave one out.")
-        found[place] = (name, side)
+            raise ConfigError(f"split cuts at {found[place]} and at {given}={side}, the same place: leave one out.")
+        found[place] = f"{given}={side}"
     if places[_head(config)][1] in found:
         raise ConfigError(f"split cuts behind {_head(config)}, where nothing is left: leave that point out.")
-    return dict(found[place] for place in sorted(found))
+    return {name: "beginning" for name, (begins, _) in places.items() if begins in found}
 
 
 def _head(config: TrainConfig) -> str:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from gptlab.parallel.pipeline.cutting import Part
+from gptlab.parallel.pipeline.cutting import Part, Stage
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.sharded import Shards, squares
 from gptlab.parallel.strategy import Work
@@ -56,10 +56,10 @@ class Copies:
     """A `Holding` of whole stages: `pp` and `pp+ddp`.
 
     Args:
-        part: on the meta device.
+        part: its weights are yet to come; perhaps on the meta device.
     """
 
-    def __init__(self, part: Part, world: World) -> None:
+    def __init__(self, part: nn.Module, world: World) -> None:
         part.to_empty(device=world.device)
         self.world = world
         self.parameters = dict(part.named_parameters())
@@ -105,8 +105,9 @@ class Rows:
     def __init__(self, part: Part, work: Work) -> None:
         assert work.world.mesh is not None, "a world without groups cannot share weights"
         ends = [stage for stage in part.stages.values() if stage.first or stage.last]
-        double = len(ends) == 2 and ends[1].lm_head is None
+        double = len(ends) == 2 and ends[1].tied
         if double:  # fully_shard takes a module once
+            assert isinstance(ends[0], Stage) and isinstance(ends[1], Stage), "a classifier ties nothing"
             with torch.device("meta"):
                 ends[1].wte = nn.Embedding(*ends[0].wte.weight.shape)
         self.work = work

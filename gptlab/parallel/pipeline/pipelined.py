@@ -1,4 +1,4 @@
-"""The strategies `pp`, `pp+ddp` and `pp+fsdp`: a replica of the model is a pipeline, each process has some stages of it.
+"""The strategies `pp`, `pp+ddp`, `pp+fsdp`: a replica of the model is a pipeline, each process has some stages of it.
 
     strategy = Pipelined(work, attention="sdpa")
     strategy.compute(0, 1.0)
@@ -16,22 +16,23 @@ Left out on purpose: cutting, schedules, ties and times, one a file beside this 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from gptlab import counts
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
-from gptlab.model import initial_weights
+from gptlab.making import first_weights, whole_shapes
 from gptlab.optimizer import optimizer_of
-from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part
+from gptlab.parallel.pipeline.cutting import Part, layers_of_stages, make_part
 from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.ties import TiedGradient
 from gptlab.parallel.pipeline.timeline import Clock
+from gptlab.parallel.pipeline.tracing import TracedStage
 from gptlab.parallel.strategy import Files, Work
 from gptlab.spread import SCHEDULES, held, layout, owners, passes
 
@@ -53,25 +54,21 @@ class Pipelined:
         self.count = work.count // (self.place.replicas * self.passes)  # micro-batches of a pass
         self.group = world.mesh.get_group("stage")
         self.owners = owners(self.name, self.place)
-        self.layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
-        self.part = make_part(
-            config, {stage: self.layers[stage] for stage in held(self.name, self.place, world.stage)},
-            self.place.stages, attention=attention, dtype=work.dtype, in_chunks=not SCHEDULES[self.name].splits,
-        )  # fmt: skip
+        self.numbers = held(self.name, self.place, world.stage)
+        self.clock = Clock(world.device)
+        self.part = self._cut(attention)
         sharded = config.strategy == "pp+fsdp"
-        self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
-        load(self.held, initial_weights(config, config.seed))
+        self.held: Holding
+        if sharded:
+            assert isinstance(self.part, Part), "rows are of our own model"
+            self.held = Rows(self.part, work)
+        else:
+            self.held = Copies(self.part, world)
+        load(self.held, self._first_weights())
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
-        self.clock = Clock(world.device)
-        self.stages = [
-            TorchStage(
-                stage, number, self.place.stages, group=self.group, device=world.device, rows=work.micro_batch_size,
-                note=self.clock.note,
-            )
-            for number, stage in self.part.stages.items()
-        ]  # fmt: skip
+        self.stages = self._torch_stages()
         self.schedule = make_schedule(self.name, self.stages, self.count, self._loss)
         self.score_rows = work.micro_batch_size
         self._factor = 0.0
@@ -79,11 +76,38 @@ class Pipelined:
         self._sent: list[tuple[Any, Tensor]] = []
         self._gathered: dict[tuple[str, str], Tensor] = {}
 
+    def _cut(self, attention: Attention) -> nn.Module:
+        """This process's stages, whose parameters bear the whole model's names; their weights are yet to come."""
+        config = self.work.config
+        layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
+        return make_part(
+            config, {stage: layers[stage] for stage in self.numbers}, self.place.stages, attention=attention,
+            dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits, labels=self.work.labels,
+        )  # fmt: skip
+
+    def _first_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights that the whole model begins with."""
+        return first_weights(self.work.config, self.work.labels)
+
+    def _torch_stages(self) -> Sequence[TorchStage | TracedStage]:
+        """The stages as torch drives them."""
+        assert isinstance(self.part, Part)
+        return [
+            TorchStage(
+                stage, number, self.place.stages, group=self.group, device=self.work.world.device,
+                rows=self.work.micro_batch_size, note=self.clock.note,
+            )
+            for number, stage in self.part.stages.items()
+        ]  # fmt: skip
+
+    tied = "wte.weight"
+    """The parameter that is the head as well, where there is one."""
+
     def _tie(self) -> TiedGradient | None:
         """The other holder of this process's embedding, where there is one."""
         first, last = self.owners[0], self.owners[-1]
         here = self.work.world.stage
-        if not self.work.config.tie_head or first == last or here not in (first, last):
+        if self.work.labels is not None or not self.work.config.tie_head or first == last or here not in (first, last):
             return None
         return TiedGradient(self.group, last if here == first else first)
 
@@ -95,7 +119,7 @@ class Pipelined:
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """Shapes of the whole model's parameters, by name."""
-        return {name: torch.Size(shape) for name, shape in counts.shapes(self.work.config).items()}
+        return whole_shapes(self.work.config, self.work.labels)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """What the last stage goes back from: its sum of losses over the targets of the global batch."""
@@ -115,7 +139,7 @@ class Pipelined:
             self._run(ids, targets, [work.dropout_seed(step, at * self.count + index) for index in range(self.count)])
         self.held.finish()
         if self.tie is not None:
-            gradient = self.held.parameters["wte.weight"].grad
+            gradient = self.held.parameters[self.tied].grad
             assert gradient is not None
             self.tie.add(gradient)
         return float(self._total.item())
@@ -124,12 +148,12 @@ class Pipelined:
         """One pass of the schedule, which cuts ids and targets, (count * b, T), into its micro-batches."""
         for stage in self.stages:
             stage.dropout_seeds = seeds
-        first = (ids,) if 0 in self.part.stages else ()
+        first = (ids,) if 0 in self.numbers else ()
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
 
     def norm(self) -> float:
         """Norm of the whole gradient, an embedding that two stages hold counted on the first. Collective."""
-        return math.sqrt(self.held.squares("wte.weight" if self._second else None))
+        return math.sqrt(self.held.squares(self.tied if self._second else None))
 
     @property
     def _second(self) -> bool:
@@ -138,8 +162,9 @@ class Pipelined:
 
     @torch.no_grad()
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, on the process with the last stage, and 0 on the others. All processes of a
-        pipeline call it alike."""
+        """`tally` of sequences, on the process with the last stage, and 0 on the others. All processes of a pipeline
+        call it alike."""
+        assert isinstance(self.part, Part)
         config, here = self.work.config, self.work.world.stage
         self._let_go()
         self.held.refresh()
@@ -151,10 +176,10 @@ class Pipelined:
             if before != here:
                 x = torch.empty(*ids.shape, config.n_embd, device=ids.device)  # (B, T, C)
                 dist.recv(x, group=self.group, group_src=before)
-            x = self.part.stages[number](x, ids=ids, targets=targets)
+            x = self.part.stages[number](x, ids=ids, targets=targets, tally=True)
             if number + 1 < self.place.stages and self.owners[number + 1] != here:
                 self._sent.append((dist.isend(x, group=self.group, group_dst=self.owners[number + 1]), x))
-        return x.squeeze(0) if here == self.owners[-1] else torch.zeros((), device=ids.device)
+        return x if here == self.owners[-1] else torch.zeros(1 if self.work.labels is None else 2, device=ids.device)
 
     def _let_go(self) -> None:
         """Waits for what evaluation sent last: so one stage can be a call ahead of the next."""
@@ -168,7 +193,7 @@ class Pipelined:
         for name, p in self.held.parameters.items():
             for key, value in {"": p.data, **self.optimizer.state.get(p, {})}.items():
                 whole = self.held.gather(name, value)
-                if whole is not None and not (self._second and name == "wte.weight"):
+                if whole is not None and not (self._second and name == self.tied):
                     mine.append((OPTIMIZER, f"{name}.{key}", whole) if key else (MODEL, name, whole))
         if self.work.world.replica != 0:
             return None

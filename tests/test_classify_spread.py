@@ -1,0 +1,153 @@
+"""However a classifier, or Hugging Face's module, is spread: losses, accuracy and gradients are those of the whole."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from worlds import run_world
+
+from gptlab import evaluation, spread
+from gptlab.assembly import Setting, assemble
+from gptlab.batches import Tokens
+from gptlab.checkpoint import MODEL
+from gptlab.config import TrainConfig
+from gptlab.documents import Documents
+from gptlab.parallel.strategy import Files
+from gptlab.parallel.world import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+CONFIG = TrainConfig(
+    task="classify", n_layer=4, n_head=2, n_embd=32, block_size=16, vocab_size=65, tokenizer="char",
+    global_batch_size=8, grad_clip=0.5,
+)  # fmt: skip
+STEPS = 3
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is an optional dependency"
+)
+
+Found = tuple[list[tuple[float, float, float, float | None]], dict[str, Tensor], Files | None]
+"""Of steps: loss, norm, then loss and accuracy on all data; gradients of the last by name; the state."""
+
+
+def data(task: str) -> Tokens | Documents:
+    """Twenty-one documents of three classes, of up to 30 ids, or their ids as one text."""
+    drawn = np.random.default_rng(0)
+    tokens = np.concatenate([np.append(drawn.integers(0, 64, drawn.integers(1, 31)), 64) for _ in range(21)])
+    if task == "lm":
+        return tokens.astype(np.uint16)
+    return Documents(tokens.astype(np.uint16), drawn.integers(0, 3, 21), names=["a", "b", "c"], pad=64)
+
+
+def train(world: World, config: TrainConfig, micro: int, state: Files | None = None, first: int = 0) -> Found:
+    """Takes steps and looks at all data after each."""
+    text = data(config.task)
+    parts = assemble(config, Setting("cpu", "float32", "sdpa", micro, 1), text, world)
+    strategy: Any = parts.strategy
+    assert strategy.shapes == {name: value.shape for name, value in assemble_alone(config).state_dict().items()}
+    if state is not None:
+        strategy.load(state)
+    chosen = evaluation.covering_windows(text, config.block_size)
+    rows = []
+    for step in range(first, STEPS):
+        taken = parts.step(step)
+        look = evaluation.score(strategy, text, chosen, config.block_size, world=world)
+        rows.append((taken.loss, taken.grad_norm, look.loss, look.accuracy))
+    return rows, gradients(strategy), strategy.gather()
+
+
+def assemble_alone(config: TrainConfig) -> Any:
+    """The whole model."""
+    alone = config.replace(strategy="ddp", nproc=1, stages=0, split=None, vocab_size=65)
+    return assemble(alone, Setting("cpu", "float32", "sdpa", 4, 1), data(config.task), ALONE).strategy.part
+
+
+def gradients(strategy: Any) -> dict[str, Tensor]:
+    """Those of this process's parameters that it can tell whole."""
+    if hasattr(strategy, "replicas"):
+        return {name: p.grad.clone() for name, p in strategy.part.named_parameters()}
+    holder = getattr(strategy, "held", None) or strategy.shards
+    found = {name: holder.gather(name, p.grad) for name, p in holder.parameters.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def cases(world: World, configs: list[tuple[TrainConfig, int]]) -> list[Found]:
+    return [train(world, config, micro) for config, micro in configs]
+
+
+def near(found: Found, wanted: Found) -> None:
+    assert len(found[0]) == STEPS
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
+    for name, value in found[1].items():
+        its = wanted[1][name]
+        assert (value - its).abs().max() <= 1e-5 * its.abs().max() + 1e-9, name
+
+
+def check(size: int, asked: list[tuple[dict[str, Any], int]], base: TrainConfig = CONFIG) -> None:
+    """All of these in worlds of one size against one process; every gradient is somewhere."""
+    configs = [(base.replace(nproc=size, vocab_size=65, **changes), micro) for changes, micro in asked]
+    stages = {spread.processes(config, size) for config, _ in configs}
+    assert len(stages) == 1, "cases of one world have one grid"
+    wanted = train(ALONE, base, 8)
+    ranks = run_world(size, cases, configs, stages=stages.pop())
+    for number in range(len(configs)):
+        for rank in ranks:
+            near(rank[number], wanted)
+        assert set().union(*(rank[number][1] for rank in ranks)) == set(wanted[1])
+        state = ranks[0][number][2]
+        assert state is not None and set(state[MODEL]) == set(wanted[2][MODEL])  # type: ignore[index]
+
+
+def test_replicas_and_rows() -> None:
+    check(3, [({"strategy": "ddp"}, 2), ({"strategy": "fsdp"}, 2), ({"strategy": "fsdp"}, 4)])
+
+
+def test_stages() -> None:
+    schedules = ("gpipe", "1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
+    check(2, [({"strategy": "pp", "pipeline_schedule": name}, 1) for name in schedules])
+
+
+def test_stages_and_replicas_or_rows() -> None:
+    check(4, [({"strategy": "pp+ddp", "stages": 2}, 2), ({"strategy": "pp+fsdp", "stages": 2}, 2)])
+
+
+@needs_transformers
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_the_published_module_in_traced_stages(task: str) -> None:
+    base = CONFIG.replace(task=task, model="huggingface", vocab_size=65)
+    points = {"transformer.h.1": "beginning", "h.1": "end", "transformer.ln_f": "beginning"}
+    check(
+        4,
+        [
+            ({"strategy": "pp", "pipeline_schedule": "gpipe"}, 2),
+            ({"strategy": "pp", "pipeline_schedule": "1f1b", "split": points}, 1),
+        ],
+        base,
+    )
+
+
+@needs_transformers
+def test_the_published_module_in_stages_and_replicas_goes_on_in_another_world() -> None:
+    base = CONFIG.replace(task="lm", model="huggingface", vocab_size=65)
+    config = base.replace(strategy="pp+ddp", stages=2, nproc=4, pipeline_micro_batches=2, vocab_size=65)
+    whole = train(ALONE, base, 4)
+    half = run_world(4, cases_of_one_step, config, stages=2)[0]
+    rest = train(ALONE, base, 4, half, 1)
+    assert rest[0] == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in whole[0][1:]]
+    back = run_world(4, from_state, config, half, stages=2)[0]
+    assert back == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in whole[0][1:]]
+
+
+def cases_of_one_step(world: World, config: TrainConfig) -> Files | None:
+    parts = assemble(config, Setting("cpu", "float32", "sdpa", 2, 1), data("lm"), world)
+    parts.step(0)
+    return parts.strategy.gather()
+
+
+def from_state(world: World, config: TrainConfig, state: Files) -> Any:
+    return train(world, config, 2, state, 1)[0]
