@@ -148,12 +148,18 @@ def _doctor(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
+def _pipeline(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's name or folder")
+    _place(parser)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "train": ("Start a run, print its lines, and wait for its end. Ctrl-C stops it with a checkpoint.", _train),
     "sample": ("Let a run's newest checkpoint continue a text.", _sample),
     "eval": ("Loss, perplexity and bits per byte of a run's newest checkpoint, over a whole split or a file.", _eval),
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
     "runs": ("List runs; show, stop or remove some.", _runs),
+    "pipeline": ("What a run's pipeline did in one step, beside what was predicted of it.", _pipeline),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),
     "tune": ("Measure which precision, kernels, compile and micro-batch train a config fastest.", _tune),

@@ -20,6 +20,7 @@ from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
+from gptlab.timelines import pipeline as pipeline
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
 
@@ -303,7 +304,7 @@ def _corpus_row(found: Any) -> dict[str, Any]:
 
 def cost(arguments: argparse.Namespace) -> int:
     """Prints what a config asks for."""
-    from gptlab import costs, hardware
+    from gptlab import costs, hardware, kernels
 
     given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
     config = config_of(given, arguments.preset)
@@ -313,8 +314,13 @@ def cost(arguments: argparse.Namespace) -> int:
         if found := corpus.find(config.data, config.tokenizer):
             config = config.replace(vocab_size=found.vocab_size)
     if arguments.measure:
+        from gptlab.native.rates import measured
+
         kind, _ = hardware.resolve_device(config.device)
-        hardware.rates(kind, hardware.resolve_dtype(config.dtype, kind, config)[0], measure=True)
+        dtype, _ = hardware.resolve_dtype(config.dtype, kind, config)
+        hardware.rates(kind, dtype, measure=True)
+        if kernels.serves(config, kind, dtype):
+            measured(dtype, hardware.cores())
     record = costs.cost(config)
     write(json.dumps(record, indent=1) if arguments.json else "\n".join(cost_lines(config, record)))
     return 0

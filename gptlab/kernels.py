@@ -13,19 +13,60 @@ purpose: compiling the kernel, which can still fail (`native/build.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from gptlab.config import GPTConfig
 from gptlab.counts import classifies, published
+from gptlab.runs import read_json
 
 LANES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 """Instruction sets of the kernel in float32, as Linux names them."""
 TILES = ("amx_tile", "amx_bf16", "avx512_bf16")
 """What bfloat16 asks for beside them."""
+
+
+@dataclass(frozen=True)
+class KernelRates:
+    """What predictions of the kernel's time are made of, all threads at work (`native/rates.py` measures them)."""
+
+    product_flops: float
+    """FLOP/s of matrix products."""
+    attention_flops: float
+    """FLOP/s of attention, forward and backward, counted over the whole T x T square."""
+    numbers_per_s: float
+    """Numbers of width, layers x tokens x n_embd of them in a step, that it takes through all else: norms, activations,
+    sums, and packing operands."""
+
+
+def rates_file() -> Path:
+    """Where measured rates are kept."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("gptlab") / "kernel-rates.json"
+
+
+def rates_key(dtype: str, threads: int) -> str:
+    """What rates depend on, as it stands in the file."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    return f"{name}, {dtype}, {threads} threads"
+
+
+def cached_rates(dtype: str, threads: int) -> KernelRates | None:
+    """Rates that were measured before, or None."""
+    try:
+        entry = (read_json(rates_file()) or {}).get(rates_key(dtype, threads))
+        values = [float(entry[field.name]) for field in dataclasses.fields(KernelRates)] if entry else []
+    except (OSError, TypeError, ValueError, KeyError):
+        return None
+    return KernelRates(*values) if values and all(0 < value < math.inf for value in values) else None
 
 
 def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:

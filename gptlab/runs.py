@@ -145,6 +145,12 @@ class Run:
         parts = [attempts[-1] / f"rank-{rank}.{stream}" for stream in ("out", "err")] if attempts else []
         return "".join(part.read_text(errors="replace") for part in parts if part.exists())
 
+    def pipeline(self) -> dict[str, Any] | None:
+        """A pipeline's timeline, measured and predicted, of the newest attempt that has one (`record` in
+        `parallel/pipeline/timeline.py` says what it holds); None where there is none."""
+        found = (read_json(attempt / "pipeline.json") for attempt in reversed(self.attempts()))
+        return next((record for record in found if record is not None), None)
+
     def checkpoints(self) -> list[Path]:
         """Folders of complete checkpoints, oldest first."""
         return sorted((self.path / "checkpoints").glob("step-*"))

@@ -321,3 +321,21 @@ def check(config: TrainConfig) -> None:
         passes(config, config.micro_batch_size, place)
     else:
         pipeline_micro_batch(config, config.global_batch_size, place)
+
+
+def in_flight(name: str, place: Layout, process: int, count: int) -> int:
+    """Most forward passes, of a micro-batch through a stage of a process, that wait for their backward pass at once.
+
+    gpipe and looped_bfs go all the way forward first. The others go as far ahead as the stages behind need
+    (Narayanan et al. 2021, section 2.2), and zero bubble as far again, for weights that wait for theirs; those in a V
+    hold two passes a process (Qi et al. 2024, section 4).
+    """
+    P, v = place.processes, place.per_process
+    ahead = {
+        "1f1b": P - process,
+        "interleaved_1f1b": 2 * (P - process - 1) + (v - 1) * P + 1,
+        "zero_bubble": 2 * (P - process - 1) + (v - 1) * P + 1 + P,
+        "zbv": 2 * P,
+        "dualpipev": 2 * P + 1,
+    }.get(name, count * v)
+    return min(ahead, count * v)

@@ -30,6 +30,7 @@ from gptlab.parallel.world import World
 from gptlab.peaks import Peak
 from gptlab.preparing import Split
 from gptlab.recording import RunWriter
+from gptlab.runs import write_json
 from gptlab.saving import Saver
 from gptlab.step import StepResult
 
@@ -138,6 +139,9 @@ class Trainer:
             step = self.train_step(self.done, stop=self.writer is not None and self.writer.stop_requested())
             compiled = compiling.seconds() - compiled
             row = self._record(step, time.perf_counter() - began - compiled, compiled)
+            seen = self.strategy.observe()
+            if seen is not None and self.writer is not None:
+                write_json(self.writer.folder / "pipeline.json", {"step": self.done, **seen})
             if step.stop:
                 status = "stopped"
             if self.bad_steps >= config.max_bad_steps:

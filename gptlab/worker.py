@@ -146,6 +146,7 @@ def _prepare(
     import torch
 
     from gptlab import attention, corpus
+    from gptlab.native.rates import measured
     from gptlab.parallel.world import connect
     from gptlab.training import Trainer
 
@@ -168,6 +169,8 @@ def _prepare(
     )  # fmt: skip
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None
+    if rank == 0 and setting.kernels == "native":
+        measured(setting.dtype, hardware.cores())  # once on a machine: what predictions are made of
     memory.reset_peak(setting.device)
     if rank == 0:
         writer.update_info(

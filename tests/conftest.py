@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gptlab import hardware, peaks
+from gptlab import hardware, kernels, peaks
 
 # Threads that wait for each other spin: on a busy machine small models are many times slower with two than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +25,9 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_kernel
     keys = [peaks.cache_key(hardware.cpu_name(), dtype, hardware.cores()) for dtype in ("float32", "bfloat16")]
     peaks.cache_file().parent.mkdir(parents=True)
     peaks.cache_file().write_text(json.dumps(dict.fromkeys(keys, rates)))
+    own = asdict(kernels.KernelRates(5e10, 5e10, 1e9))
+    keys = [kernels.rates_key(dtype, hardware.cores()) for dtype in ("float32", "bfloat16")]
+    kernels.rates_file().write_text(json.dumps(dict.fromkeys(keys, own)))
     (peaks.cache_file().parent / "native").symlink_to(compiled_kernels)
     monkeypatch.setenv("GPTLAB_RUNS", str(tmp_path / "runs"))
 

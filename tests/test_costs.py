@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptlab import costs, counts, hardware, peaks
+from gptlab import costs, counts, footprint, hardware, peaks
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
@@ -137,6 +137,30 @@ def test_state_is_what_the_optimizer_keeps(kind: str) -> None:
     assert costs.state_bytes(config) == real
 
 
+def test_what_a_process_holds_by_strategy() -> None:
+    """Of two processes: replicas hold all, gradients once; rows and stages about half; a tied embedding is on both
+    ends. Of four, two stages of two replicas each."""
+    config = preset("gpt2", nproc=2, global_batch_size=32, micro_batch_size=4)
+    whole = costs.state_bytes(config)
+    rows, stage = (footprint.share_bytes(config.replace(strategy=strategy)) for strategy in ("fsdp", "pp"))
+    assert footprint.share_bytes(config) == whole <= 2 * rows < 1.001 * whole
+    embedding = 16 * 50304 * 768
+    assert (whole + embedding) / 2 < stage < 0.8 * whole  # the first, whose blocks are more than the last's
+    four = config.replace(strategy="pp+fsdp", nproc=4, stages=2)
+    assert footprint.share_bytes(four) == pytest.approx(stage / 2, rel=1e-6)
+    assert footprint.share_bytes(four.replace(strategy="pp+ddp")) == stage
+    peak = {
+        (strategy, schedule): footprint.run_bytes(
+            config.replace(strategy=strategy, pipeline_schedule=schedule), 4, "float32", "cpu"
+        )
+        for strategy, schedule in (("ddp", "1f1b"), ("fsdp", "1f1b"), ("pp", "1f1b"), ("pp", "gpipe"))
+    }
+    assert peak["ddp", "1f1b"] == footprint.run_bytes(config.replace(nproc=1), 4, "float32", "cpu")
+    assert peak["fsdp", "1f1b"] < 0.9 * peak["ddp", "1f1b"]
+    assert peak["pp", "gpipe"] > 2 * peak["pp", "1f1b"]  # 8 micro-batches under way, or 2
+    assert costs.cost(config.replace(strategy="fsdp"))["state_bytes"] == rows
+
+
 def test_a_run_that_cannot_fit_is_refused_with_the_figure() -> None:
     with pytest.raises(ConfigError, match=r"24\.9 GB of training state.*25\.8 GB.*gpt2-large"):
         costs.check_fits(preset("gpt2-xl"), 24 * GIB)
@@ -155,8 +179,8 @@ def test_micro_batches_share_the_batch_evenly_and_fit() -> None:
             size = costs.choose_micro_batch(config, memory)
             share = -(-batch // nproc)
             assert 1 <= size <= share
-            assert costs.peak_bytes(config, size, nproc=nproc) <= costs.USABLE_MEMORY * memory
-            assert size * config.block_size <= max(costs.MICRO_BATCH_TOKENS, config.block_size)
+            assert footprint.run_bytes(config, size, "float32", "cpu") <= footprint.USABLE_MEMORY * memory
+            assert size * config.block_size <= max(footprint.MICRO_BATCH_TOKENS, config.block_size)
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=12), 24 * GIB) == 12
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=64), 24 * GIB) == 32
     assert costs.choose_micro_batch(TrainConfig(global_batch_size=41), 24 * GIB) == 21  # a prime: two near-equal ones

@@ -11,8 +11,9 @@ import torch
 from gptlab import kernels, native
 from gptlab.batches import Batches
 from gptlab.config import TrainConfig
+from gptlab.footprint import native_bytes
 from gptlab.model import GPT
-from gptlab.native import build
+from gptlab.native import build, rates
 from gptlab.native.engine import Engine
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.replicated import Replicated
@@ -181,6 +182,26 @@ def test_a_compiler_that_is_missing_or_fails_leaves_torch_and_says_so(
     chosen, reason = native.choose("native", CONFIG, "cpu", "bfloat16", "sdpa")
     assert chosen == "torch" and "NOT AS ASKED" in reason and "out of ideas" in reason
     build.library.cache_clear()
+
+
+@each_precision
+@pytest.mark.parametrize(("shape", "batch"), [((2, 3, 96, 64, 1000, True), 5), ((4, 4, 128, 256, 50257, False), 16)])
+def test_what_it_holds_is_predicted(dtype: str, shape: tuple[int, ...], batch: int) -> None:
+    config = TrainConfig(global_batch_size=batch, **dict(zip(SHAPE, shape, strict=True)))  # type: ignore[arg-type]
+    _, engine = make(config, batch, dtype)
+    scratch = 2 * 2**20  # of its threads
+    assert engine.held_bytes - scratch < native_bytes(config, batch, dtype) <= engine.held_bytes
+
+
+@needs_lanes
+def test_rates_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.rates_file().unlink()
+    found = rates.measured("float32", 1)
+    assert 1e9 < found.product_flops < 1e14 and found.attention_flops > 1e8 and found.numbers_per_s > 1e5
+    monkeypatch.setattr(rates, "measure", None)
+    assert rates.measured("float32", 1) == found == kernels.cached_rates("float32", 1)
+    kernels.rates_file().write_text('{"spoilt": 1}')
+    assert kernels.cached_rates("float32", 1) is None
 
 
 def test_compiling_ahead_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:

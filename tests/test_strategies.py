@@ -92,13 +92,33 @@ def equal(a: Files | None, b: Files | None) -> bool:
     return all(torch.equal(a[f][name], b[f][name]) for f in a for name in a[f])
 
 
+Ways = dict[str, tuple[list[Found], Files | None]]
+
+
+def go_on(world: World, strategy: str, half: Files | None = None) -> Ways:
+    """A run as a whole, its first two steps, and the rest of it from a state: its own, or another's."""
+    config = CONFIG.replace(strategy=strategy)
+    found: Ways = {}
+    if half is None:
+        found["whole"] = train(world, config, 1)
+        found["half"] = train(world, config, 1, steps=range(2))
+        half = shared(found["half"][1], world)
+    found["rest"] = train(world, config, 1, state=half, steps=range(2, STEPS))
+    return found
+
+
+def shared(files: Files | None, world: World) -> Files:
+    """The main rank's files on every rank, as they would be read from a checkpoint."""
+    box: list[Any] = [files]
+    torch.distributed.broadcast_object_list(box, src=0)
+    found: Files = box[0]
+    return found
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_state_goes_on_bit_for_bit_in_the_same_world_and_nearly_so_in_others(strategy: str) -> None:
-    config = CONFIG.replace(strategy=strategy)
-    (whole, end), *_ = run_world(3, train, config, 1)
-    _, half = run_world(3, train, config, 1, "float32", None, range(2))[0]
-    (rest, again), *_ = run_world(3, train, config, 1, "float32", half, range(2, STEPS))
-    assert equal(end, again) and [f[:3] for f in rest] == [f[:3] for f in whole[2:]]
-    near(train(ALONE, CONFIG, 1, "float32", half, range(2, STEPS))[0], whole[2:])
-    other = CONFIG.replace(strategy="fsdp" if strategy == "ddp" else "ddp")
-    near(run_world(2, train, other, 1, "float32", half, range(2, STEPS))[0][0], whole[2:])
+    first, *_ = run_world(3, go_on, strategy)
+    (whole, end), (_, half), (rest, again) = first["whole"], first["half"], first["rest"]
+    assert equal(end, again) and [found[:3] for found in rest] == [found[:3] for found in whole[2:]]
+    near(train(ALONE, CONFIG, 1, state=half, steps=range(2, STEPS))[0], whole[2:])
+    near(run_world(2, go_on, "fsdp" if strategy == "ddp" else "ddp", half)[0]["rest"][0], whole[2:])

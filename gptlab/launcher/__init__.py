@@ -119,7 +119,8 @@ def _check(config: TrainConfig, cwd: Path) -> bool:
             f"nproc {config.nproc} is more than the {own} GPU{'s' if own > 1 else ''} of this machine: "
             f"use at most {own}, or share_gpu."
         )
-    costs.check_fits(config, hardware.device_memory(device), sharing=-(-config.nproc // own))
+    dtype, _ = hardware.resolve_dtype(config.dtype, device, config)
+    costs.check_fits(config, hardware.device_memory(device), dtype, -(-config.nproc // own), device)
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
     corpus.check(data, config.tokenizer, config.block_size, config.task)

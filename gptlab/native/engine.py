@@ -54,6 +54,7 @@ class Engine:
             self._pool, self._dimensions(batch, config.block_size), ctypes.byref(packed), ctypes.byref(work)
         )
         self._packed, self._work = self._memory(packed.value), self._memory(work.value)
+        self.held_bytes = packed.value + work.value
         self._batch = batch
         self._weights: ctypes.Array[ctypes.c_void_p] | None = None
         self._gradients: ctypes.Array[ctypes.c_void_p] | None = None

@@ -70,30 +70,33 @@ class Block {
     for (int r = 0; r < 32; r++) std::memcpy(c + r * ld, sums_ + 32 * r, 32 * sizeof(float));
   }
 
-  // Adds a row of blocks (32 x 32 steps) times a panel's stretch: 8 rows at a time stay in 16 registers.
+  // Adds a row of blocks (32 x 32 steps) times a panel's stretch: some steps at a time, whose operands stay in the
+  // nearest cache, and of these 8 rows at a time, whose sums stay in 16 registers.
   void add(const float* a, const float* panel, int steps) {
-    for (int row = 0; row < 32; row += 8) {
-      Vec left[8], right[8];
-      for (int r = 0; r < 8; r++) {
-        left[r] = ::load(sums_ + 32 * (row + r));
-        right[r] = ::load(sums_ + 32 * (row + r) + 16);
-      }
-      for (int s = 0; s < steps; s++) {
-        const float *x = a + kBlock * s + 32 * row, *w = panel + kBlock * s;
-        for (int k = 0; k < 32; k++) {
-          const Vec w0 = ::load(w + 32 * k), w1 = ::load(w + 32 * k + 16);
-          for (int r = 0; r < 8; r++) {
-            const Vec one = all(x[32 * r + k]);
-            left[r] = _mm512_fmadd_ps(one, w0, left[r]);
-            right[r] = _mm512_fmadd_ps(one, w1, right[r]);
+    constexpr int at_once = 4;
+    for (int from = 0; from < steps; from += at_once)
+      for (int row = 0; row < 32; row += 8) {
+        Vec left[8], right[8];
+        for (int r = 0; r < 8; r++) {
+          left[r] = ::load(sums_ + 32 * (row + r));
+          right[r] = ::load(sums_ + 32 * (row + r) + 16);
+        }
+        for (int s = from; s < from + at_once && s < steps; s++) {
+          const float *x = a + kBlock * s + 32 * row, *w = panel + kBlock * s;
+          for (int k = 0; k < 32; k++) {
+            const Vec w0 = ::load(w + 32 * k), w1 = ::load(w + 32 * k + 16);
+            for (int r = 0; r < 8; r++) {
+              const Vec one = all(x[32 * r + k]);
+              left[r] = _mm512_fmadd_ps(one, w0, left[r]);
+              right[r] = _mm512_fmadd_ps(one, w1, right[r]);
+            }
           }
         }
+        for (int r = 0; r < 8; r++) {
+          ::store(sums_ + 32 * (row + r), left[r]);
+          ::store(sums_ + 32 * (row + r) + 16, right[r]);
+        }
       }
-      for (int r = 0; r < 8; r++) {
-        ::store(sums_ + 32 * (row + r), left[r]);
-        ::store(sums_ + 32 * (row + r) + 16, right[r]);
-      }
-    }
   }
 
  private:

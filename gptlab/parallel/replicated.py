@@ -82,6 +82,9 @@ class Replicated:
         with torch.no_grad(), precision(self.work.world.device, self.work.dtype):
             return tally(self.part, ids, targets)
 
+    def observe(self) -> None:
+        """Nothing that the metrics do not say."""
+
     def gather(self) -> Files | None:
         """The training state itself, on the main process."""
         return checkpoint.tensors(self.part, self.optimizer) if self.work.world.is_main else None

@@ -202,6 +202,9 @@ class Sharded:
         with torch.no_grad(), precision(self.work.world.device, self.work.dtype):
             return tally(self.part, ids, targets)
 
+    def observe(self) -> None:
+        """Nothing that the metrics do not say."""
+
     def gather(self) -> Files | None:
         """The whole training state on the CPU of the main process. Collective."""
         return self.shards.files(self.optimizer)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,10 @@ class Strategy(Scorer, Protocol):
 
     def norm(self) -> float:
         """Norm of the whole model's gradient, each parameter counted once; the same everywhere. Collective."""
+
+    def observe(self) -> dict[str, Any] | None:
+        """What the step that was just taken showed of this way to spread it, as plain values for the run's record, on
+        the main process; None where there is nothing new to say. Collective, asked after every step."""
 
     def gather(self) -> Files | None:
         """The whole training state on the main process, None elsewhere. Collective. Tensors may be those that training

@@ -1,4 +1,4 @@
-"""The strategies `pp`, `pp+ddp`, `pp+fsdp`: a replica of the model is a pipeline, each process has some stages of it.
+"""The strategies `pp`, `pp+ddp` and `pp+fsdp`: a replica of the model is a pipeline of processes with some stages each.
 
     strategy = Pipelined(work, attention="sdpa")
     strategy.compute(0, 1.0)
@@ -30,11 +30,15 @@ from gptlab.optimizer import optimizer_of
 from gptlab.parallel.pipeline.cutting import Part, layers_of_stages, make_part
 from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
+from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
-from gptlab.parallel.pipeline.timeline import Clock
+from gptlab.parallel.pipeline.timeline import Clock, hop_seconds, record, time_stage, times_of_spans
 from gptlab.parallel.pipeline.tracing import TracedStage
 from gptlab.parallel.strategy import Files, Work
 from gptlab.spread import SCHEDULES, held, layout, owners, passes
+
+TIMED = 3
+"""The step of a process's life whose timeline is taken down: the ones before are slower."""
 
 
 class Pipelined:
@@ -54,6 +58,7 @@ class Pipelined:
         self.count = work.count // (self.place.replicas * self.passes)  # micro-batches of a pass
         self.group = world.mesh.get_group("stage")
         self.owners = owners(self.name, self.place)
+        self.layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
         self.numbers = held(self.name, self.place, world.stage)
         self.clock = Clock(world.device)
         self.part = self._cut(attention)
@@ -71,6 +76,8 @@ class Pipelined:
         self.stages = self._torch_stages()
         self.schedule = make_schedule(self.name, self.stages, self.count, self._loss)
         self.score_rows = work.micro_batch_size
+        self._steps = 0
+        self._spans: list[Span] | None = None
         self._factor = 0.0
         self._total = torch.zeros((), device=world.device)
         self._sent: list[tuple[Any, Tensor]] = []
@@ -78,11 +85,9 @@ class Pipelined:
 
     def _cut(self, attention: Attention) -> nn.Module:
         """This process's stages, whose parameters bear the whole model's names; their weights are yet to come."""
-        config = self.work.config
-        layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
         return make_part(
-            config, {stage: layers[stage] for stage in self.numbers}, self.place.stages, attention=attention,
-            dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits, labels=self.work.labels,
+            self.work.config, {stage: self.layers[stage] for stage in self.numbers}, self.place.stages,
+            attention=attention, dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits, labels=self.work.labels,
         )  # fmt: skip
 
     def _first_weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -136,7 +141,14 @@ class Pipelined:
         for turn in range(self.passes):
             at = work.world.replica * self.passes + turn
             ids, targets = (part.to(work.world.device) for part in work.batches.micro_batch(step, at, each))
+            watched = self._steps == TIMED - 1 and turn == 0
+            if watched:
+                dist.barrier(self.group)  # whose end is one moment for all
+                self.clock.start()
             self._run(ids, targets, [work.dropout_seed(step, at * self.count + index) for index in range(self.count)])
+            if watched:
+                self._spans = self.clock.spans(work.world.stage)
+        self._steps += 1
         self.held.finish()
         if self.tie is not None:
             gradient = self.held.parameters[self.tied].grad
@@ -150,6 +162,33 @@ class Pipelined:
             stage.dropout_seeds = seeds
         first = (ids,) if 0 in self.numbers else ()
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
+
+    def observe(self) -> dict[str, Any] | None:
+        """After step `TIMED` of a process: what the first pipeline did in it and what was to be expected, on the
+        main process. Collective."""
+        work, spans = self.work, self._spans
+        self._spans = None
+        if spans is None:
+            return None
+        ids, targets = work.micro_batch(0, 0)
+        if isinstance(self.held, Rows) or not isinstance(self.part, Part):
+            times = {stage.stage_index: times_of_spans(spans, stage.stage_index) for stage in self.stages}
+        else:
+            dist.barrier(self.group)  # so that they are timed as they work: all at once
+            times = {stage.stage_index: time_stage(stage, ids, targets, self.clock) for stage in self.stages}
+        between = torch.zeros(*ids.shape, work.config.n_embd, device=ids.device)
+        hop = hop_seconds(self.group, between, self.clock)
+        lists: list[Any] | None = [None] * self.place.processes if work.world.stage == 0 else None
+        dist.gather_object((times, hop, spans), lists, group=self.group, group_dst=0)
+        if lists is None or not work.world.is_main:
+            return None
+        known = {number: found for each, _, _ in lists for number, found in each.items()}
+        hops = [seconds for _, seconds, _ in lists[:-1]]
+        found = record(
+            self.name, self.place, self.count, [known[number] for number in range(self.place.stages)],
+            sum(hops) / len(hops), [span for _, _, each in lists for span in each],
+        )  # fmt: skip
+        return found | {"passes": self.passes, "blocks": [[part.start, part.stop] for part in self.layers]}
 
     def norm(self) -> float:
         """Norm of the whole gradient, an embedding that two stages hold counted on the first. Collective."""

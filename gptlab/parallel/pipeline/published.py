@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from gptlab import huggingface
 from gptlab.attention import Attention
 from gptlab.heads import tally_scores
-from gptlab.parallel.pipeline.cutting import layers_of_stages
 from gptlab.parallel.pipeline.pipelined import Pipelined
 from gptlab.parallel.pipeline.schedules import TorchStage
 from gptlab.parallel.pipeline.tracing import NamedParameters, TracedStage, trace, untie
@@ -70,7 +69,7 @@ class PublishedPipeline(Pipelined):
         if config.split is not None:
             return published_cuts(split_points(str(config.split)), config)
         L = config.n_layer
-        starts = [layers.start for layers in layers_of_stages(config, self.place.stages)[1:]]
+        starts = [layers.start for layers in self.layers[1:]]
         return {f"transformer.h.{at}" if at < L else "transformer.ln_f": "beginning" for at in starts}
 
     def _first_weights(self) -> Iterable[tuple[str, Tensor]]:
