@@ -11,7 +11,7 @@ under gpipe and 1f1b; under the interleaved schedules those that come round agai
 ones the ends towards each other (0 and 3, 1 and 2). The rest of the world are further replicas of the pipeline.
 
 All is arithmetic, so that what cannot work is refused before anything starts. Left out on purpose: where the model is
-cut (`parallel/pipeline/cutting.py`) and what a schedule does (`parallel/pipeline/schedules.py`).
+cut (`cuts.py`) and what a schedule does (`parallel/pipeline/schedules.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A GPT in stages over several processes, with torch.distributed.pipelining's schedules.
 
-cutting.py    where the model is cut, and a stage of it
+cutting.py    a stage of the model
 schedules.py  the order of forward and backward passes, and torch's runtime for it
 holding.py    a process's weights: whole stages, or rows of them
 ties.py       an embedding that is the head as well, on two stages

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.cuts import layers_of_stages
 from gptlab.making import first_weights, whole_shapes
 from gptlab.optimizer import optimizer_of
-from gptlab.parallel.pipeline.cutting import Part, layers_of_stages, make_part
+from gptlab.parallel.pipeline.cutting import Part, make_part
 from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
@@ -87,7 +88,8 @@ class Pipelined:
         """This process's stages, whose parameters bear the whole model's names; their weights are yet to come."""
         return make_part(
             self.work.config, {stage: self.layers[stage] for stage in self.numbers}, self.place.stages,
-            attention=attention, dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits, labels=self.work.labels,
+            attention=attention, dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits,
+            labels=self.work.labels,
         )  # fmt: skip
 
     def _first_weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -171,11 +173,12 @@ class Pipelined:
         if spans is None:
             return None
         ids, targets = work.micro_batch(0, 0)
-        if isinstance(self.held, Rows) or not isinstance(self.part, Part):
+        alone = [stage for stage in self.stages if isinstance(stage, TorchStage)]  # traced ones know no such thing
+        if isinstance(self.held, Rows) or not alone:
             times = {stage.stage_index: times_of_spans(spans, stage.stage_index) for stage in self.stages}
         else:
             dist.barrier(self.group)  # so that they are timed as they work: all at once
-            times = {stage.stage_index: time_stage(stage, ids, targets, self.clock) for stage in self.stages}
+            times = {stage.stage_index: time_stage(stage, ids, targets, self.clock) for stage in alone}
         between = torch.zeros(*ids.shape, work.config.n_embd, device=ids.device)
         hop = hop_seconds(self.group, between, self.clock)
         lists: list[Any] | None = [None] * self.place.processes if work.world.stage == 0 else None
