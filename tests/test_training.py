@@ -277,7 +277,7 @@ def test_steps_that_are_not_finite_end_the_run_with_its_last_good_checkpoint(
     def poison(**more: Any) -> None:
         if train.done == 6:
             with torch.no_grad():
-                train.strategy.part.wte.weight[0, 0] = math.inf
+                train.strategy.part.get_parameter("wte.weight")[0, 0] = math.inf
         heartbeat(**more)
 
     train._heartbeat = poison  # type: ignore[method-assign]
