@@ -117,37 +117,28 @@ def test_stages_and_replicas_or_rows() -> None:
 
 
 @needs_transformers
-@pytest.mark.parametrize("task", ["classify", "lm"])
-def test_the_published_module_in_traced_stages(task: str) -> None:
-    base = CONFIG.replace(task=task, model="huggingface", vocab_size=65)
+@pytest.mark.parametrize(("task", "schedule", "micro"), [("classify", "1f1b", 1), ("lm", "gpipe", 2)])
+def test_the_published_module_in_traced_stages(task: Any, schedule: str, micro: int) -> None:
     points = {"transformer.h.1": "beginning", "h.1": "end", "transformer.ln_f": "beginning"}
-    check(
-        4,
-        [
-            ({"strategy": "pp", "pipeline_schedule": "gpipe"}, 2),
-            ({"strategy": "pp", "pipeline_schedule": "1f1b", "split": points}, 1),
-        ],
-        base,
-    )
+    split = points if task == "classify" else None
+    base = CONFIG.replace(task=task, model="huggingface", vocab_size=65)
+    check(4, [({"strategy": "pp", "pipeline_schedule": schedule, "split": split}, micro)], base)
 
 
 @needs_transformers
-def test_the_published_module_in_stages_and_replicas_goes_on_in_another_world() -> None:
+def test_the_published_module_in_stages_and_replicas_goes_on_from_another_world() -> None:
     base = CONFIG.replace(task="lm", model="huggingface", vocab_size=65)
     config = base.replace(strategy="pp+ddp", stages=2, nproc=4, pipeline_micro_batches=2, vocab_size=65)
-    whole = train(ALONE, base, 4)
-    half = run_world(4, cases_of_one_step, config, stages=2)[0]
-    rest = train(ALONE, base, 4, half, 1)
-    assert rest[0] == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in whole[0][1:]]
-    back = run_world(4, from_state, config, half, stages=2)[0]
-    assert back == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in whole[0][1:]]
-
-
-def cases_of_one_step(world: World, config: TrainConfig) -> Files | None:
-    parts = assemble(config, Setting("cpu", "float32", "sdpa", 2, 1), data("lm"), world)
+    parts = assemble(base, Setting("cpu", "float32", "sdpa", 4, 1), data("lm"), ALONE)
     parts.step(0)
-    return parts.strategy.gather()
+    rows, state = run_world(4, go_on, config, parts.strategy.gather(), stages=2)[0]
+    whole = train(ALONE, base, 4)
+    assert rows == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in whole[0][1:]]
+    assert state is not None and whole[2] is not None
+    for name, value in whole[2][MODEL].items():
+        assert (state[MODEL][name] - value).abs().max() < 1e-5, name
 
 
-def from_state(world: World, config: TrainConfig, state: Files) -> Any:
-    return train(world, config, 2, state, 1)[0]
+def go_on(world: World, config: TrainConfig, state: Files) -> Any:
+    rows, _, end = train(world, config, 2, state, 1)
+    return rows, end
