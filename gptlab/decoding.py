@@ -4,8 +4,8 @@ A decode step multiplies a few rows with every weight, so the time to reach is t
 things stand between on a CPU, and each has its mend here:
 
 - torch's product is not made for few rows: 8 take two to three times as long as 1. oneDNN's is, on weights that it has
-  reordered (as torch.compile's freezing does), and adds GELU or the residual on its way. A single row in float32 reads
-  the weights fastest where they are turned.
+  reordered (as torch.compile's freezing does), and adds GELU or the residual on its way. For up to three rows one of
+  our own does the same on the weights as they are (`native/thin.py`), a fourth faster than torch's.
 - a few hundred small operations and modules a step. GPT-2's own step is written out with a third of them; the plain
   twin is the model, which also reads prompts, and does every step of a GPT with other parts.
 
@@ -24,8 +24,10 @@ to gain what this does.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -33,12 +35,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptlab.config import GPTConfig
+from gptlab.kernels import lanes_refusal
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
+from gptlab.native.thin import ThinProduct, thin_product
 
 FEW = 4
-"""Rows from which oneDNN's float32 product is faster. One row reads turned weights faster; two and three are as
-well off with torch's own."""
+"""Rows from which oneDNN's product is faster than ours; where ours cannot be had, in float32 than torch's."""
 MANY = 64
 """Rows from which torch's float32 product is as good (prompts)."""
 
@@ -49,16 +52,18 @@ _KNOWN = {
 }  # fmt: skip
 
 
-Layout = Literal["plain", "turned", "packed"]
-"""How weights lie: as the model has them, (N, K); as (K, N); or reordered by oneDNN."""
+Layout = Literal["plain", "thin", "packed"]
+"""How weights lie: as the model has them, (N, K), for torch's product or for ours; or reordered by oneDNN."""
 
 
 def layout(rows: int, device: torch.device, dtype: torch.dtype) -> Layout:
     """The fastest for so many rows. oneDNN's need a CPU, and in bfloat16 one that has instructions for it."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return "plain"
+    if rows < FEW and lanes_refusal() is None:
+        return "thin"
     if dtype == torch.float32 and rows < FEW:
-        return "turned" if rows == 1 else "plain"
+        return "plain"
     there = torch.backends.mkldnn.is_available()
     return "packed" if there and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()) else "plain"
 
@@ -69,11 +74,13 @@ class RowLinear(nn.Module):
     Prompts take the plain product in float32, by weights that are shared with the model; in bfloat16 oneDNN's serves.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lies: Layout, rows: int) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, lies: Layout, rows: int, thin: ThinProduct | None = None
+    ) -> None:
         super().__init__()
         weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.turned = weight.t().contiguous() if lies == "turned" else None
+        self.thin = thin
         self.packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, rows) if lies == "packed" else None
         self.plain = None if lies == "packed" and weight.dtype == torch.bfloat16 else weight
 
@@ -81,24 +88,32 @@ class RowLinear(nn.Module):
         """Whether it is a case for oneDNN."""
         return self.plain is None or (self.packed is not None and FEW <= x.numel() // x.size(-1) < MANY)
 
+    def _is_thin(self, x: Tensor) -> bool:
+        """Whether it is a case for ours."""
+        return self.thin is not None and x.dim() == 2 and x.size(0) < FEW
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
-        if self.turned is not None and x.size(0) == 1 and x.dim() == 2:
-            return x @ self.turned if self.bias is None else torch.addmm(self.bias, x, self.turned)
+        if self._is_thin(x):
+            return self.thin(x, self.plain, self.bias)  # type: ignore[misc,arg-type]
         return F.linear(x, cast(Tensor, self.plain), self.bias)
 
     def gelu(self, x: Tensor) -> Tensor:
         """The tanh approximation of GELU over it, (B, K) -> (B, N)."""
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "gelu", [], "tanh")
+        if self._is_thin(x):
+            return self.thin(x, self.plain, self.bias, gelu=True)  # type: ignore[misc,arg-type]
         return F.gelu(self.forward(x), approximate="tanh")
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The residual (B, N) added to it, (B, K) -> (B, N)."""
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        if self._is_thin(x):
+            return self.thin(x, self.plain, self.bias, residual=residual)  # type: ignore[misc,arg-type]
         return self.forward(x).add_(residual)
 
 
@@ -123,12 +138,13 @@ class Decoder:
         self.model = copy.deepcopy(model, memo)
         del memo
         lies = layout(rows, self.device, self.dtype)
+        self._thin = thin = thin_product() if lies == "thin" else None
         if self.model.lm_head is None:
-            self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows)
+            self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows, thin)
         for module in list(self.model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, RowLinear(child.weight, child.bias, lies, rows))
+                    setattr(module, name, RowLinear(child.weight, child.bias, lies, rows, thin))
         self.written_out = all(
             field.name in _KNOWN or getattr(self.config, field.name) == field.default
             for field in dataclasses.fields(GPTConfig)
@@ -146,8 +162,23 @@ class Decoder:
     def logits(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Of the id after the last: (B, T) int64 that the cache has not seen yet -> (B, V)."""
         if ids.size(1) == 1 and self.written_out and not cache.static:
-            return self.model.logits(self._step(ids, cache))
+            with self._own_threads():
+                return self.model.logits(self._step(ids, cache))
         return self.model.logits(self.model.hidden(ids, cache=cache)[:, -1])
+
+    @contextlib.contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """Between products of our own torch computes with one thread: its others would spin on the cores that ours
+        want, and attention over a few rows gains less from them than it would cost."""
+        if self._thin is None:
+            yield
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _step(self, ids: Tensor, cache: KVCache) -> Tensor:
         """What `model.hidden` gives for one id a row, with fewer and larger operations: (B, 1) -> (B, C)."""

@@ -89,7 +89,13 @@ def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:
     for name, value in (("block_size", config.block_size), ("n_embd / n_head", config.head_dim)):
         if value % 32:
             return f"kernels of our own take multiples of 32, and {name} is {value}"
-    missing = _missing_instructions((*LANES, *TILES) if dtype == "bfloat16" else LANES)
+    missing = _missing_instructions(TILES) if dtype == "bfloat16" else None
+    return f"this CPU lacks {missing}" if missing else lanes_refusal()
+
+
+def lanes_refusal() -> str | None:
+    """Why nothing of our own can be compiled for this CPU, in whatever precision, or None where it can."""
+    missing = _missing_instructions(LANES)
     if missing:
         return f"this CPU lacks {missing}"
     return None if compiler() else "no C++ compiler was found: install g++, or set CXX"

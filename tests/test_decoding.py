@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gptlab import kernels
 from gptlab.config import GPTConfig
 from gptlab.decoding import FEW, Decoder, Layout, RowLinear, layout
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
+from gptlab.native.thin import ThinProduct, thin_product
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=65)
 CPU = torch.device("cpu")
@@ -67,31 +69,54 @@ def test_the_model_is_left_as_it_was_and_shares_its_weights() -> None:
     assert made.plain.data_ptr() == layer.weight.data_ptr()
 
 
-@pytest.mark.parametrize("lies", ["plain", "turned", "packed"])
-@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize("lies", ["plain", "thin", "packed"])
+@pytest.mark.parametrize("rows", [1, 3, 5, 100])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_layer_is_the_same_however_its_weights_lie(lies: Layout, rows: int, bias: bool) -> None:
     if lies == "packed" and layout(8, CPU, torch.float32) != "packed":
         pytest.skip("torch without oneDNN")
+    thin = thin_product() if lies == "thin" else None
+    if lies == "thin" and thin is None:
+        pytest.skip("no AVX-512, or no compiler")
     generator = torch.Generator().manual_seed(0)
     x, residual, weight = (torch.randn(shape, generator=generator) for shape in ((rows, 48), (rows, 80), (80, 48)))
     b = torch.randn(80, generator=generator) if bias else None
-    layer, wanted = RowLinear(weight, b, lies, rows), nn.functional.linear(x, weight, b)
+    layer, wanted = RowLinear(weight, b, lies, rows, thin), nn.functional.linear(x, weight, b)
     torch.testing.assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer(x[:, None])[:, 0], wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer.plus(x, residual), wanted + residual, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer.gelu(x), nn.functional.gelu(wanted, approximate="tanh"), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(kernels.lanes_refusal() is not None, reason=str(kernels.lanes_refusal()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(768, 100), (40, 33), (3072, 7)])
+def test_our_product_of_few_rows_is_torchs(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    """In float64 torch's; one row gives the same bits in any company and with any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((11, inputs), (outputs, inputs), (outputs,), (11, outputs))
+    x, weight, bias, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    weight /= inputs**0.5
+    exact = nn.functional.linear(x.double(), weight.double(), bias.double())
+    exact = nn.functional.gelu(exact, approximate="tanh") + residual.double()
+    found = [ThinProduct(n)(x, weight, bias, residual=residual, gelu=True) for n in (1, 2)]
+    torch.testing.assert_close(found[0].double(), exact, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0)
+    assert torch.equal(found[0], found[1])
+    for rows in (1, 2, 3, 5, 8):
+        part = ThinProduct(1)(x[:rows], weight, bias, residual=residual[:rows], gelu=True)
+        assert torch.equal(part, found[0][:rows])
+
+
 def test_layouts_follow_the_rows() -> None:
-    assert [layout(rows, CPU, torch.float32) for rows in (1, 2, 3)] == ["turned", "plain", "plain"]
+    few = "plain" if kernels.lanes_refusal() else "thin"
+    assert [layout(rows, CPU, torch.float32) for rows in (1, 2, 3)] == [few, few, few]
     assert layout(1, CPU, torch.float64) == layout(8, torch.device("cuda"), torch.bfloat16) == "plain"
 
 
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_bfloat16_is_near(packs: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if packs and layout(rows, CPU, torch.bfloat16) != "packed":
+    if packs and layout(8, CPU, torch.bfloat16) != "packed":
         pytest.skip("no bfloat16 instructions")
     monkeypatch.setattr("gptlab.decoding.layout", lambda *_: "packed" if packs else "plain")
     gpt, text = model(), ids(rows, 20)

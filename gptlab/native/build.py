@@ -22,8 +22,8 @@ from gptlab.kernels import LANES, compiler, refusal
 
 _HERE = Path(__file__).parent
 _SOURCES = (
-    "gpt.cpp", "state.h", "forward.h", "loss.h", "backward.h", "attention.h", "rows.h", "products.h", "tiles.h",
-    "lanes.h", "numbers.h", "pool.h",
+    "gpt.cpp", "state.h", "forward.h", "loss.h", "backward.h", "attention.h", "rows.h", "products.h", "thin.h",
+    "tiles.h", "lanes.h", "numbers.h", "pool.h",
 )  # fmt: skip
 _FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-mfma", *(f"-m{name}" for name in LANES))
 _OWN_FLAGS = {"float32": ("-DGPTLAB_FLOAT32",), "bfloat16": ("-mavx512bf16", "-mamx-tile", "-mamx-bf16")}

@@ -8,6 +8,9 @@
 // Called through ctypes (`engine.py`), which owns all memory. What it works on is in `state.h`; then come `forward.h`,
 // `loss.h` and `backward.h`.
 #include "backward.h"
+#ifdef GPTLAB_FLOAT32
+#include "thin.h"
+#endif
 
 extern "C" {
 
@@ -33,4 +36,18 @@ double gptlab_run(Pool* pool, const Shape* shape, const float* const* weights, f
                   char* work, const int64_t* ids, const int64_t* targets, float scale) {
   return Backward(*pool, *shape, weights, grads, packed, work).run(ids, targets, scale);
 }
+
+#ifdef GPTLAB_FLOAT32
+// A few rows times a weight; `half`: all numbers are bfloat16.
+void gptlab_thin(Pool* pool, int half, const void* w, const void* bias, const void* residual, const void* x, void* y,
+                 int64_t N, int64_t K, int64_t M, int gelu) {
+  const auto go = [&]<class Type>(Type) {
+    const Thin<Type> thin{static_cast<const Type*>(w), static_cast<const Type*>(bias), static_cast<const Type*>(residual),
+                          static_cast<Type*>(y), static_cast<size_t>(N), static_cast<size_t>(K),
+                          static_cast<size_t>(M), gelu != 0};
+    thin.run(*pool, static_cast<const Type*>(x));
+  };
+  half ? go(uint16_t{}) : go(float{});
+}
+#endif
 }
