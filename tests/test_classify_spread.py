@@ -30,7 +30,7 @@ needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is an optional dependency"
 )
 
-Found = tuple[list[tuple[float, float, float, float | None]], dict[str, Tensor], Files | None]
+Found = tuple[list[tuple[float, float, float, float]], dict[str, Tensor], Files | None]
 """Of steps: loss, norm, then loss and accuracy on all data; gradients of the last by name; the state."""
 
 
@@ -56,7 +56,7 @@ def train(world: World, config: TrainConfig, micro: int, state: Files | None = N
     for step in range(first, STEPS):
         taken = parts.step(step)
         look = evaluation.score(strategy, text, chosen, config.block_size, world=world)
-        rows.append((taken.loss, taken.grad_norm, look.loss, look.accuracy))
+        rows.append((taken.loss, taken.grad_norm, look.loss, look.accuracy or 0.0))
     return rows, gradients(strategy), strategy.gather()
 
 
