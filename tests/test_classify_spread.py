@@ -62,7 +62,9 @@ def train(world: World, config: TrainConfig, micro: int, state: Files | None = N
 
 def assemble_alone(config: TrainConfig) -> Any:
     """The whole model."""
-    alone = config.replace(strategy="ddp", nproc=1, stages=0, split=None, vocab_size=65)
+    alone = config.replace(
+        strategy="ddp", nproc=1, stages=0, split=None, pipeline_micro_batches=0, vocab_size=65
+    )  # fmt: skip
     return assemble(alone, Setting("cpu", "float32", "sdpa", 4, 1), data(config.task), ALONE).strategy.part
 
 
