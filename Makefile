@@ -3,6 +3,7 @@
 #
 #   make lab     JupyterLab on the first notebook
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
+#   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
 
 VENV := .venv
@@ -18,16 +19,19 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo test
+.PHONY: help lab demo faults test
 
 help:
-	@sed -n '4,7s/^#//p' Makefile
+	@sed -n '4,8s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
 
 demo: $(READY)
 	$(BIN)/python -m gptlab.lab.demo
+
+faults: $(READY)
+	$(BIN)/python tests/faults $(FAULTS)
 
 # pytest stands last: its closing line is the verdict.
 test: $(READY)

@@ -11,6 +11,11 @@ leaves the old ones and no half of the new one. Neither torch nor safetensors no
 read only when its manifest holds; else the next older one is taken and the reason is said. Nothing is unpickled, no
 link is followed, and no name in a manifest leads out of its folder.
 
+Every strategy writes the same files: a state that lies over several processes is gathered to the main one first. So a
+checkpoint goes on under any other strategy and number of processes, one manifest guards the whole of it, and nothing
+is pickled, which torch's own sharded format (`torch.distributed.checkpoint`) does with its metadata. The price is that
+one process holds weights and moments as a whole while it writes.
+
     >>> from gptlab.checkpoint import load_model
     >>> model, state = load_model("runs/first/checkpoints/step-00002000")
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gptlab.config import ConfigError, did_you_mean
+from gptlab.engineflags import add_engine
 from gptlab.flags import Parser, add_fields
 
 
@@ -34,6 +35,7 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--tune", action="store_true", help="measure first which setting is fastest, and train with it")
     _budget(parser)
     add_fields(parser)
+    add_engine(parser)
 
 
 def _budget(parser: Parser) -> None:
@@ -93,13 +95,16 @@ def _eval(parser: Parser) -> None:
 
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that train at the same time [1]")
+    parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
     add_fields(parser, several=True)
+    add_engine(parser)
 
 
 def _runs(parser: Parser) -> None:
-    parser.add_argument("action", nargs="?", default="list", metavar="list|show|stop|rm", help="what to do [list]")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to show, stop or remove")
+    parser.add_argument(
+        "action", nargs="?", default="list", metavar="list|watch|show|stop|rm", help="what to do [list]"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs to watch, show, stop or remove")
     _place(parser)
 
 
@@ -158,7 +163,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "sample": ("Let a run's newest checkpoint continue a text.", _sample),
     "eval": ("Loss, perplexity and bits per byte of a run's newest checkpoint, over a whole split or a file.", _eval),
     "sweep": ("Train a grid: every flag takes several values, and all combinations are run.", _sweep),
-    "runs": ("List runs; show, stop or remove some.", _runs),
+    "runs": ("List runs; watch, show, stop or remove some.", _runs),
     "pipeline": ("What a run's pipeline did in one step, beside what was predicted of it.", _pipeline),
     "data": ("List prepared corpora, or prepare one.", _data),
     "cost": ("What a config asks for: parameters, FLOPs, memory, and the time it is predicted to take.", _cost),

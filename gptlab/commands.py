@@ -21,12 +21,15 @@ from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
 from gptlab.runs import Run, list_runs
 from gptlab.timelines import pipeline as pipeline
+from gptlab.watching import watch_runs, watch_sweep
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Starts a run, or goes on with one, and waits for it."""
-    from gptlab import launcher
+    """Starts a run, or goes on with one, and waits for it; or prints what an engine would be given."""
+    from gptlab import engineflags, launcher
+    from gptlab.engineflags import engine_given
+    from gptlab.launcher.engines import Kubernetes
 
     given = given_fields(arguments)
     before = 0
@@ -37,14 +40,21 @@ def train(arguments: argparse.Namespace) -> int:
                 f"--resume goes on with the run's own settings: leave out --{extra[0].replace('_', '-')}."
             )
         before = len(Run.open(arguments.resume, arguments.runs_dir).attempts())
-        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if engine is not None and (code := engineflags.show_resumed(engine, arguments)) is not None:
+            return code
+        assert not isinstance(engine, Kubernetes)  # refused
+        handle = launcher.resume(arguments.resume, runs_dir=arguments.runs_dir, engine=engine)
     else:
         config = config_of({name: field_value(name, text) for name, text in given.items()}, arguments.preset)
         if arguments.tune:
             from gptlab.tuning import tune_aloud
 
             config = tune_aloud(config, arguments.tune_budget)
-        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir)
+        engine = engine_given(arguments)
+        if isinstance(engine, Kubernetes) or (engine is not None and arguments.dry_run):
+            return engineflags.show(engine, config, arguments)
+        handle = launcher.launch(config, name=arguments.name, runs_dir=arguments.runs_dir, engine=engine)
     result = follow(handle, print_lines=not arguments.json, attempts_before=before)
     if arguments.json:
         write(json.dumps({"name": handle.run.name, "path": str(handle.run.path), **result}, indent=1))
@@ -142,7 +152,7 @@ def eval(arguments: argparse.Namespace) -> int:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Runs a grid and shows its table while it grows."""
-    from gptlab import sweeps
+    from gptlab import engineflags, sweeps
 
     values = {
         name: list(dict.fromkeys(field_value(name, text) for text in texts))
@@ -152,10 +162,14 @@ def sweep(arguments: argparse.Namespace) -> int:
     base = _base(values, arguments.preset)
     grid = grid or {"n_layer": [base.n_layer]}
     name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
-    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once)
+    engine = engineflags.sweep_engine(arguments)
+    if engine is not None and arguments.dry_run:
+        write(sweeps.array_script(base, grid, name, arguments.runs_dir, engine, arguments.at_once or 0))
+        return 0
+    begun = sweeps.sweep(base, grid, name=name, runs_dir=arguments.runs_dir, at_once=arguments.at_once, engine=engine)
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
-        _watch_sweep(begun, live, silent=arguments.json)
+        watch_sweep(begun, live=live, silent=arguments.json)
     rows = begun.rows()
     if arguments.json:
         write(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
@@ -186,39 +200,12 @@ def _leave() -> None:
     raise KeyboardInterrupt
 
 
-def _watch_sweep(begun: Any, live: bool, *, silent: bool) -> None:
-    """Until its queue is empty: a table that is drawn anew, or a line whenever a run has changed its state."""
-    if live:
-        from rich.live import Live
-
-        from gptlab.wording import table
-
-        with Live(refresh_per_second=2) as screen:
-            ended = False
-            while not ended:
-                ended = begun.wait(0.5)
-                rows = begun.rows()
-                screen.update(table(sweep_columns(rows, narrow=True), rows))
-        return
-    told: dict[str, str] = {}
-    ended = False
-    while not ended:
-        ended = begun.wait(0.5)
-        for row in begun.rows():
-            if told.get(row["name"]) != row["state"] and not silent and row["state"] != "waiting":
-                told[row["name"]] = row["state"]
-                loss = f", val loss {row['val_loss']:.4f}" if row["val_loss"] is not None else ""
-                print(
-                    f"{row['name']}: {row['state']}{loss}" + (f": {row['reason']}" if row["reason"] else ""), flush=True
-                )
-
-
 def runs(arguments: argparse.Namespace) -> int:
-    """Lists, shows, stops or removes runs."""
-    actions = ("list", "show", "stop", "rm")
+    """Lists, watches, shows, stops or removes runs."""
+    actions = ("list", "watch", "show", "stop", "rm")
     action = arguments.action
     if action not in actions:
-        raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose list, show, stop or rm.")
+        raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose one of {', '.join(actions)}.")
     if action == "list":
         rows = [_summary(run) for run in list_runs(arguments.runs_dir)]
         if arguments.json:
@@ -228,12 +215,18 @@ def runs(arguments: argparse.Namespace) -> int:
         else:
             print("no runs yet: `gptlab train --preset tiny` starts one")
         return 0
+    if action == "watch":
+        watch_runs(arguments.runs_dir, arguments.names)
+        return 0
     if not arguments.names:
         raise ConfigError(f"`gptlab runs {action}` needs a run's name: `gptlab runs` lists them.")
     found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
     for run in found:
         if action == "show":
-            record = {"summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result()}
+            record = {
+                "summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result(),
+                "attempts": run.attempts_table(), "why": run.why(),
+            }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
             if not run.is_active:

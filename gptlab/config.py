@@ -39,6 +39,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "beta2": (0.0, 0.999999), "grad_clip": (0.0, 1e6), "eval_interval": (1, 10**12), "eval_iters": (1, 10**9),
     "log_interval": (1, 10**9), "checkpoint_interval": (1, 10**12), "keep_checkpoints": (1, 10**6),
     "max_bad_steps": (1, 10**6), "seed": (0, 2**63 - 1), "nproc": (1, 4096), "threads": (0, 4096),
+    "hang_timeout_s": (0.0, 1e6),
     "stages": (0, 4096), "stages_per_process": (0, 1000), "pipeline_micro_batches": (0, 1_000_000),
 }  # fmt: skip
 """Least and greatest legal value of each number, both included; widgets take their bounds from here."""
@@ -244,6 +245,9 @@ class TrainConfig(GPTConfig):
     """Micro-batches that go through a pipeline together, some times a step; 0 is all of a step's at once."""
     threads: int = 0
     """CPU threads a process; 0 divides the cores over the processes of this machine."""
+    hang_timeout_s: float = 60.0
+    """Seconds without a sign of progress after which a worker counts as hung and is replaced, ten times that while it
+    starts or saves; 0 waits for ever."""
     share_gpu: bool = False
     """Let several processes use one GPU (over gloo); otherwise more processes than GPUs are refused."""
 

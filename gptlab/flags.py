@@ -84,13 +84,16 @@ def add_fields(parser: Parser, *, several: bool = False) -> None:
         group.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
 
 
-def field_value(name: str, text: str | bool) -> Any:
+def field_value(name: str, text: str | bool, cls: type = TrainConfig) -> Any:
     """The value that a flag's text means.
+
+    Args:
+        cls: whose field it is.
 
     Raises:
         ConfigError: it is none of the field's type.
     """
-    kind = field_types(TrainConfig)[name]
+    kind = field_types(cls)[name]
     options = typing.get_args(kind)
     if isinstance(text, bool) or kind is str or typing.get_origin(kind) is Literal:
         return text

@@ -3,7 +3,7 @@
     >>> from gptlab.following import follow  # doctest: +SKIP
     >>> follow(gptlab.launch(config), print_lines=True)["status"]
 
-Everything is read from the run directory. Left out on purpose: starting runs (`launcher/`).
+Everything is read from the run directory. Left out on purpose: starting runs (`launcher/`), the tables (`watching.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gptlab.runs import Run, is_locked, read_json
+from gptlab.runs import Run, read_json
+from gptlab.watching import run_table, screen
 
 POLL_S = 0.1
 """Seconds between two looks."""
+TABLE_S = 0.5
+"""Seconds between two pictures of the table under the lines."""
 REPEAT_S = 0.1
 """Two signals closer than that are one wish: `timeout` signals a process and its group."""
 
@@ -30,6 +33,8 @@ class Handle(Protocol):
 
     @property
     def run(self) -> Run: ...
+    @property
+    def is_over(self) -> bool: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
     def wait(self, timeout: float | None = None) -> dict[str, Any]: ...
@@ -45,20 +50,29 @@ def follow(handle: Handle, *, print_lines: bool, attempts_before: int = 0) -> di
     """
     lines = _Lines(handle.run, attempts_before) if print_lines else None
     with interrupts(handle.stop, handle.kill):
-        _watch(handle.run, lines)
+        _watch(handle, lines)
         return handle.wait(timeout=30)
 
 
-def _watch(run: Run, lines: _Lines | None) -> None:
-    """Until the run's lock is free."""
-    with progress_bar() as show:
-        while is_locked(run.path):
+def _watch(handle: Handle, lines: _Lines | None) -> None:
+    """Until the run is over. In a terminal a table with a bar and the time left stands under the lines."""
+    run = handle.run
+    with progress_bar() as show, contextlib.ExitStack() as stack:
+        table: Callable[[Any], None] | None = None
+        drawn = 0.0
+        while not handle.is_over:
             status = run.status()
             if status.get("state") == "preparing" and "progress" in status:
                 show(status["progress"], str(status.get("message", "")))
             elif lines is not None:
                 lines.print_new()
+                if sys.stdout.isatty() and time.monotonic() - drawn > TABLE_S:
+                    drawn = time.monotonic()
+                    table = table or stack.enter_context(screen())
+                    table(run_table(run) or "")
             time.sleep(POLL_S)
+        if table is not None:
+            table(run_table(run) or "")
     if lines is not None:
         lines.print_new()
 

@@ -126,6 +126,7 @@ class Claim:
         folder = self.path / "attempts" / f"{attempt:02d}"
         folder.mkdir(parents=True)
         self._sign(attempt)
+        write_json(folder / "attempt.json", {"attempt": attempt, "began": time.time(), "host": socket.gethostname()})
         if not keep_stop:
             (self.path / "stop").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -212,3 +213,20 @@ class RunWriter:
     def stop_requested(self) -> bool:
         """Whether someone asked for a stop."""
         return (self.path / "stop").exists()
+
+    def end_requested(self) -> bool:
+        """Whether this attempt shall end: for a stop, or to let another number of processes go on."""
+        return self.stop_requested() or (self.folder / "pause").exists()
+
+    def pause_requested(self) -> bool:
+        """Whether another number of processes shall go on; a stop goes before it."""
+        return (self.folder / "pause").exists() and not self.stop_requested()
+
+    def request_pause(self) -> None:
+        """Asks this attempt to save and to make way for the next."""
+        (self.folder / "pause").touch()
+
+    def paused(self, step: int) -> None:
+        """This attempt made way after that step."""
+        self.check()
+        write_json(self.folder / "paused.json", {"step": step, "time": time.time()}, durable=True)

@@ -8,7 +8,8 @@ that restarts loses nothing and a run on another machine looks like one on this.
       status.json     state, attempt, pids, heartbeats; replaced as a whole
       lock            who may write: held with flock while a trainer lives, with the generation (the attempt) inside
       metrics.jsonl   one JSON object a line
-      attempts/NN/    rank-R.out, rank-R.err of each rank, error.json of the first that failed
+      attempts/NN/    rank-R.out, rank-R.err, rank-R.json (heartbeat) of each rank, error.json of the first that failed,
+                      rank-R.stack where one hung
       checkpoints/step-00000120/
       result.json     the final record
       stop            its presence asks for a stop
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.jsonfile import read_json as read_json
+from gptlab.jsonfile import write_json as write_json
 
 if TYPE_CHECKING:
     import pandas
@@ -39,30 +42,13 @@ FINAL = ("finished", "stopped", "failed", "diverged")
 """States that result.json records. A reader adds `lost`: the trainer went without a word."""
 
 
+RANK_SAYS = {"heartbeats": "time", "rank_steps": "step", "phases": "phase", "since": "since", "shares": "shares"}
+"""What `Run.status` takes from the ranks' own files (`pace.py`), and its name there."""
+
+
 def default_runs_dir() -> Path:
     """Where runs are written unless told otherwise: GPTLAB_RUNS, or `runs` in the working folder."""
     return Path(os.environ.get("GPTLAB_RUNS") or "runs")
-
-
-def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
-    """Replaces a JSON file as a whole: a reader sees the old one or the new one. `durable` also reaches the disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None where there is none."""
-    try:
-        value = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # neither JSON nor even text
-        return None
-    return value if isinstance(value, dict) else None
 
 
 class Run:
@@ -97,13 +83,24 @@ class Run:
         return TrainConfig.from_dict(self.info["config"])
 
     def status(self) -> dict[str, Any]:
-        """status.json, with `state` corrected to `lost` where an active run's trainer is gone."""
+        """status.json, with `state` corrected to `lost` where an active run's trainer is gone.
+
+        While workers live, what they say of themselves joins it, a list each with an entry a rank, None where a rank
+        has said nothing yet: `heartbeats` (epoch seconds of its last one), `rank_steps`, `phases` (what it does:
+        forward, backward, communication, saving, ...), `since` (epoch seconds: no sign of progress since then), and
+        `shares` (of its recent time: forward, backward, communication, wait; 0..1). `straggler` is the rank that the
+        others wait for, or None.
+        """
         status = read_json(self.path / "status.json") or {"state": "preparing"}
         if status.get("state") in ACTIVE and not is_locked(self.path):
             # The writer may have ended between the two looks.
             status = read_json(self.path / "status.json") or status
             if status.get("state") in ACTIVE:
                 status["state"] = "lost"
+        if status.get("state") in ("starting", "running"):
+            folder = self.path / "attempts" / f"{status.get('attempt', 0):02d}"
+            ranks = [read_json(folder / f"rank-{rank}.json") or {} for rank in range(status.get("world_size", 0))]
+            status |= {told: [rank.get(said) for rank in ranks] for told, said in RANK_SAYS.items()}
         return status
 
     @property
@@ -133,6 +130,22 @@ class Run:
     def attempts(self) -> list[Path]:
         """Folders of the attempts, oldest first."""
         return sorted((self.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
+
+    def attempts_table(self) -> list[dict[str, Any]]:
+        """A row an attempt: attempt, world_size, began, ended (epoch seconds; None while it lasts), from_step, to_step,
+        rank (of the first that failed), error (in a sentence, None where none was), recovery_s (from the end of the
+        attempt before to this one's first step)."""
+        from gptlab.attempts import attempts_table
+
+        self.metrics()
+        return attempts_table(self.attempts(), self._metrics.spans, active=self.is_active)
+
+    def why(self) -> list[str]:
+        """Why the run is in the state that it is in, in lines for a person: what happened on which rank after which
+        step, what was kept of it, each attempt, and how to go on."""
+        from gptlab.attempts import why
+
+        return why(self.name, self.status(), self.result(), self.error(), self.attempts(), self.attempts_table())
 
     def error(self) -> dict[str, Any] | None:
         """The newest attempt's first error: rank, step, message and traceback; None if it had none."""
@@ -184,13 +197,14 @@ class _MetricsTail:
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.inode = path, 0, -1
         self.by_step: dict[int, dict[str, Any]] = {}
+        self.spans: dict[int, tuple[int, int]] = {}  # by attempt: first and last step that it did
 
     def rows(self) -> list[dict[str, Any]]:
         try:
             with open(self.path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_ino != self.inode or stat.st_size < self.offset:
-                    self.offset, self.inode, self.by_step = 0, stat.st_ino, {}
+                    self.offset, self.inode, self.by_step, self.spans = 0, stat.st_ino, {}, {}
                 file.seek(self.offset)
                 new = file.read()
         except (FileNotFoundError, NotADirectoryError):
@@ -200,6 +214,8 @@ class _MetricsTail:
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
+                if "loss" in row:
+                    self.spans[row["attempt"]] = (self.spans.get(row["attempt"], (row["step"],))[0], row["step"])
                 old = self.by_step.get(row["step"], row)
                 if row["attempt"] == old["attempt"]:
                     self.by_step[row["step"]] = old | row

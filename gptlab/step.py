@@ -57,6 +57,7 @@ class TrainStep:
         self.scaler = LossScaler() if work.dtype == "float16" else None
         self.skipped = 0
         """Steps so far that moved nothing."""
+        self.portions = [len(work.share_of(rank)) for rank in range(work.world.size)]
 
     def __call__(self, step: int, *, stop: bool = False) -> StepResult:
         """Takes step number `step`, from 0. Collective.
@@ -65,7 +66,9 @@ class TrainStep:
             stop: whether this process was asked to stop; the result tells all of them.
         """
         total = self.strategy.compute(step, self.scaler.scale if self.scaler else 1.0)
-        loss_sum, stops = self.work.world.sum([total, float(stop)])
+        pace = self.work.world.pace
+        loss_sum, stops, *busy = self.work.world.sum([total, float(stop), *pace.busy()])
+        pace.compare(busy, self.portions)
         return self._update(loss_sum / self.work.targets, step, stops > 0)
 
     def _update(self, loss: float, step: int, stop: bool) -> StepResult:

@@ -32,10 +32,14 @@ from gptlab.runs import Run, default_runs_dir, is_locked, read_json, write_json
 if TYPE_CHECKING:
     import pandas
 
+    from gptlab.launcher.engines import Slurm
+
 FORMAT = 1
 """Version of the manifest's layout."""
 POLL_S = 0.05
 """Seconds between two looks of the queue at its runs."""
+ARRAY_POLL_S = 2.0
+"""Seconds between two questions to SLURM."""
 
 
 class Handle(Protocol):
@@ -57,20 +61,22 @@ def sweep(
     *,
     name: str,
     runs_dir: str | os.PathLike[str] | None = None,
-    at_once: int = 1,
+    at_once: int | None = None,
     launcher: Launcher | None = None,
+    engine: Slurm | None = None,
 ) -> Sweep:
     """Starts a sweep, or goes on with it, and returns while its runs train in other processes.
 
     Args:
         grid: values by field.
-        at_once: how many runs train at a time; on a CPU they share its cores.
+        at_once: how many runs train at a time; on a CPU they share its cores. None is 1, and with SLURM no limit.
         launcher: what starts runs; `gptlab.launcher` unless told otherwise.
+        engine: SLURM, to which all runs go at once, as a job array; it goes on without this process.
 
     Raises:
         ConfigError: no cell can be run, or a run of that name exists with other settings. Nothing is made then.
     """
-    if at_once < 1:
+    if at_once is not None and at_once < 1:
         raise ConfigError(f"at_once {at_once} would start nothing: give 1 or more.")
     check_name(name)
     folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
@@ -89,8 +95,23 @@ def sweep(
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold a sweep ({error.strerror}): choose another --runs-dir.") from None
-    found.start(launcher, at_once)
+    if engine is not None:
+        found.start_array(engine, at_once or 0)
+    else:
+        found.start(launcher, at_once or 1)
     return found
+
+
+def array_script(
+    base: TrainConfig, grid: Mapping[str, Sequence[Any]], name: str, runs_dir: str | os.PathLike[str] | None,
+    engine: Slurm, at_once: int = 0,
+) -> str:  # fmt: skip
+    """What SLURM would be given for a sweep; nothing is made."""
+    planned = Sweep(
+        name, (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute(), cells(base, grid)
+    )
+    paths = [planned.runs_dir / planned.run_name(cell) for cell in planned.cells if cell.config is not None]
+    return engine.script(name, base.nproc, paths, Path.cwd(), planned.array_log, at_once)
 
 
 class Sweep:
@@ -160,6 +181,45 @@ class Sweep:
             launcher = ours
         self._thread = threading.Thread(target=self._work, args=(launcher, at_once), daemon=True)
         self._thread.start()
+
+    @property
+    def array_log(self) -> Path:
+        """Where SLURM's own words about a job of the array go, as sbatch is told it."""
+        return Path(str(self.runs_dir.absolute()).replace("%", "%%")) / f"{self.name}.sweep-%a.log"
+
+    def start_array(self, engine: Slurm, at_once: int) -> None:
+        """Hands what is to be done to SLURM as one job array; `sweep(...)` does it."""
+        from gptlab.launcher.engines import starting
+
+        todo = []
+        for cell, run in zip(self.cells, self._runs, strict=True):
+            if cell.config is None or (run.result() or {}).get("status") in ("finished", "diverged") or run.is_active:
+                continue
+            if not (run.path / "run.json").is_file():
+                starting.prepare(cell.config, run.name, self.runs_dir, engine)
+            todo.append(Run(run.path.absolute()))
+        if todo:
+            job = engine.start_array(todo, self.runs_dir / f"{self.name}.sweep.sh", self.array_log, at_once)
+            self._thread = threading.Thread(target=self._watch_array, args=(job, todo), daemon=True)
+            self._thread.start()
+
+    def _watch_array(self, job: str, runs: list[Run]) -> None:
+        """Until SLURM has no job of the array any more."""
+        from gptlab.launcher.engines import queue
+
+        told, ended = False, 0
+        while queue.is_alive(job):
+            if self._stopping.is_set() and not told:
+                told = True
+                queue.cancel(job, "--state=PENDING")
+                for run in runs:
+                    run.request_stop()
+            now = sum(run.result() is not None for run in runs)
+            if now != ended:
+                ended = now
+                self.write_csv()
+            self._stopping.wait(ARRAY_POLL_S) if not told else time.sleep(ARRAY_POLL_S)
+        self.write_csv()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the queue is empty and its runs have ended, or `timeout` seconds; whether they have."""

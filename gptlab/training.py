@@ -26,6 +26,7 @@ from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
 from gptlab.making import adapt, labels_of
+from gptlab.pace import COMMUNICATION
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
 from gptlab.preparing import Split
@@ -86,6 +87,7 @@ class Trainer:
         )  # fmt: skip
         self._began = time.monotonic()
         self._beat = 0.0
+        self.pace = world.pace
 
     @property
     def recompiles(self) -> int:
@@ -112,9 +114,11 @@ class Trainer:
             self.say(f"resumed from {found.name}")
         elif weights := initial.read(self.config, self.say):
             self.strategy.load({checkpoint.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
+        self.pace.begin(self.done)
 
     def run(self) -> str:
-        """Trains to the end. Collective. Returns the final status: finished, stopped or diverged."""
+        """Trains to the end. Collective. Returns how it ended: finished, stopped, diverged, or paused, where another
+        number of processes goes on."""
         try:
             return self._loop()
         except BaseException:
@@ -125,7 +129,8 @@ class Trainer:
         """What is being written as the run breaks off is still worth having; its own error must not hide the first."""
         if self.saver is not None:
             try:
-                self.saver.wait()
+                with self.pace.within("saving"):
+                    self.saver.wait()
             except Exception as error:
                 self.say(str(error))
 
@@ -136,7 +141,7 @@ class Trainer:
         while self.done < config.max_iters:
             self._heartbeat()
             began, compiled = time.perf_counter(), compiling.seconds()
-            step = self.train_step(self.done, stop=self.writer is not None and self.writer.stop_requested())
+            step = self.train_step(self.done, stop=self.writer is not None and self.writer.end_requested())
             compiled = compiling.seconds() - compiled
             row = self._record(step, time.perf_counter() - began - compiled, compiled)
             seen = self.strategy.observe()
@@ -152,6 +157,8 @@ class Trainer:
                 self.save()  # never amid steps that are not finite: their weights may be the cause
             if step.stop:
                 break
+        if status == "stopped" and self.writer is not None and self.writer.pause_requested():
+            return self._pause()
         return self._finish(status, {})
 
     def _record(self, step: StepResult, seconds: float, compiled: float) -> dict[str, Any]:
@@ -162,6 +169,7 @@ class Trainer:
         """
         config = self.config
         self.done += 1
+        self.pace.done(self.done)
         if not step.rescaled:  # a float16 overflow is what the scale falls for: no sign of divergence, nor of health
             self.bad_steps = self.bad_steps + 1 if step.skipped else 0
         tokens = config.global_batch_size * config.block_size
@@ -194,13 +202,14 @@ class Trainer:
         return row
 
     def _heartbeat(self, *, force: bool = False) -> None:
-        """Says in status.json that the run lives; every half second at most."""
+        """Says in status.json that the run lives; every half second at most. The ranks' own files say the rest."""
+        self.pace.mark()
         now = time.monotonic()
         if self.writer is not None and (force or now - self._beat > STATUS_EVERY_S):
             self._beat = now
             self.writer.status(
                 "running", step=self.done, max_iters=self.config.max_iters, world_size=self.world.size,
-                pids=self.pids, heartbeats=[time.time()] * self.world.size,
+                pids=self.pids, straggler=self.pace.straggler,
             )  # fmt: skip
 
     def _evaluate_fixed(self) -> bool:
@@ -213,7 +222,8 @@ class Trainer:
             if self.writer is not None:
                 digest = evaluation.windows_hash(tokens, self._fixed, config.block_size)
                 self.writer.update_info(evaluation={"windows": len(self._fixed), "sha256": digest})
-        score = self.evaluate(self._fixed)
+        with self.pace.within("evaluating"):
+            score = self.evaluate(self._fixed)
         loss = score.loss
         if self.writer is not None:
             self.writer.log({"step": self.done} | _looked(score))
@@ -238,11 +248,13 @@ class Trainer:
         self.saved, began = self.done, time.perf_counter()
         if self.writer is not None:
             self.writer.check()
-        files = self.strategy.gather()
+        with self.pace.within(COMMUNICATION):
+            files = self.strategy.gather()
         gathering = time.perf_counter() - began
         if self.saver is not None and self.writer is not None:
             assert files is not None, "the main process has the whole state"
             here = self.look is not None and self.look[0] == self.done
+            self.pace.enter("saving")
             stall = gathering + self.saver.save(
                 self.done, files,
                 {
@@ -255,7 +267,16 @@ class Trainer:
                     "best": self.best,
                 },
             )  # fmt: skip
+            self.pace.enter("other")
             self.writer.log({"step": self.done, "checkpoint_stall_s": stall})
+
+    def _pause(self) -> str:
+        """The checkpoint of this step is what another world goes on from."""
+        if self.writer is not None and self.saver is not None:
+            with self.pace.within("saving"):
+                self.saver.wait()
+            self.writer.paused(self.done)
+        return "paused"
 
     def _finish(self, status: str, row: dict[str, Any]) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
@@ -264,10 +285,12 @@ class Trainer:
         if status == "finished":
             starts = evaluation.covering_windows(self.val_data, self.config.block_size)
             size = None if self.config.task == "classify" else evaluation.split_bytes(self.corpus, "val")
+            self.pace.enter("evaluating")
             score = self.evaluate(starts, size)
             self.say(f"step {self.done}: val loss {score.loss:.4f}{_shown(score)} over the whole validation split")
         if self.writer is not None and self.saver is not None:
-            self.saver.wait()  # the last word is not said before the last checkpoint is on the disk
+            with self.pace.within("saving"):
+                self.saver.wait()  # the last word is not said before the last checkpoint is on the disk
             looked = _looked(score) if score else {"val_loss": None}
             if score is not None:
                 self.writer.log({"step": self.done} | looked)

@@ -135,9 +135,7 @@ def show_lines(run: Run) -> list[str]:
     for name in ("setting", "reasons", "device_name", "data"):
         if name in run.info:
             lines.append(f"{name:14} {json.dumps(run.info[name])}")
-    if (result := run.result()) is not None and result["status"] not in ("finished", "stopped"):
-        lines.append(end_line(run, result))
-    return lines
+    return [*lines, *run.why()]
 
 
 def cost_lines(config: TrainConfig, record: dict[str, Any]) -> list[str]:

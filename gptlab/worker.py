@@ -2,7 +2,7 @@
 
 The launcher forks `run_rank`; torchrun, and whatever speaks its environment, starts this module:
 
-    torchrun --nproc-per-node 2 -m gptlab.worker --run runs/first
+    torchrun --nproc-per-node 2 -m gptlab.worker runs/first
 
 A rank sets its threads and its device, joins the others, turns each `auto` into a choice that run.json keeps, and
 trains.
@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptlab import costs, hardware, memory, spread
+from gptlab import costs, hardware, joining, memory, spread
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.pace import Pace, Pulse
 from gptlab.peaks import Peak
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import Run
@@ -63,49 +64,74 @@ def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous
 
 
 def main(argv: list[str] | None = None) -> None:
-    """A rank started by torchrun: the environment says which, `--run` says on what."""
+    """A rank started by torchrun, or by what speaks as it does, or by srun: the environment says which."""
     parser = argparse.ArgumentParser(
-        prog="python -m gptlab.worker", description="One rank of a run, as torchrun starts it."
+        prog="python -m gptlab.worker", description="One rank of a run, as torchrun or srun starts it."
     )
+    # torchrun itself takes options behind the module's name for its own, and finds --run ambiguous.
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument("--run", dest="named", type=Path, metavar="RUN", help="the same")
     parser.add_argument(
-        "--run", required=True, type=Path, help="the run directory, made by `gptlab train` or create_run"
+        "--config", type=Path, metavar="FILE", help="JSON of the config, to make the run where it is not"
     )
-    path: Path = parser.parse_args(argv).run.resolve()
+    arguments = parser.parse_args(argv)
+    if (arguments.run is None) == (arguments.named is None):
+        parser.error("name the run directory, once")
+    path: Path = (arguments.run or arguments.named).absolute()
+    claim, attempt = None, int(os.environ.get(joining.ATTEMPT, "0"))
+    if attempt:
+        joining.heed_term(path)
+    joining.keep_leash()
     try:
-        Run.open(str(path))
-        missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name not in os.environ]
-        if missing:
-            raise ConfigError(f"{missing[0]} is not set: start this with torchrun, or use `gptlab train`.")
-        rank, world_size, local_rank, local_size = (
-            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        )
-        claim = Claim(path, wait_s=30.0) if rank == 0 else None  # held until this process ends
+        spot = joining.find_spot(os.environ)
+        joining.ensure_run(path, arguments.config, spot)
+        if spot.restarts:
+            _leave_if_over(Run(path))
+        if spot.rank == 0 and not attempt:
+            claim = Claim(path, wait_s=30.0)  # held until this process ends
+            if spot.restarts:
+                _end_if_hopeless(Run(path), spot.restarts)
+            attempt = claim.new_attempt(keep_stop=spot.restarts > 0)
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
-
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-    from torch.distributed.rendezvous import rendezvous
-
     store = None
-    attempt = claim.new_attempt() if claim else 0
-    if world_size > 1:
-        # A prefix a restart: torch itself shows a new generation the addresses that the dead one left in the store.
-        whole = next(iter(rendezvous("env://")))[0]
-        store = PrefixStore(f"gptlab-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
-        if claim:
-            store.set("attempt", str(attempt))
-        attempt = int(store.get("attempt"))
-    log = open(path / "attempts" / f"{attempt:02d}" / f"rank-{rank}.out", "a", buffering=1)  # noqa: SIM115 - until the end
+    if spot.world_size > 1:
+        try:
+            store, attempt = joining.meet(joining.open_store(spot), spot, attempt)
+        except Exception as error:
+            if attempt:
+                RunWriter(path, attempt).error(spot.rank, None, error, traceback.format_exc())
+            raise
+    say = _print
+    if joining.ATTEMPT not in os.environ:  # elsewhere this process's output is that file
+        log = open(path / "attempts" / f"{attempt:02d}" / f"rank-{spot.rank}.out", "a", buffering=1)  # noqa: SIM115 - until the end
 
-    def say(line: str) -> None:
-        _print(line)
-        print(line, file=log)
+        def say(line: str) -> None:
+            _print(line)
+            print(line, file=log)
 
     _run(
-        path, attempt=attempt, rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size,
-        store=store, say=say,
+        path, attempt=attempt, rank=spot.rank, world_size=spot.world_size, local_rank=spot.local_rank,
+        local_size=spot.local_size, store=store, say=say,
     )  # fmt: skip
+
+
+def _leave_if_over(run: Run) -> None:
+    """An agent that counts restarts and nothing else starts its workers again when the run has its final record."""
+    result = run.result()
+    if result is not None:
+        print(f"the run {run.name!r} is {result['status']}: {result.get('message', 'nothing is left to do')}")
+        raise SystemExit(result["status"] == "failed")
+
+
+def _end_if_hopeless(run: Run, restarts: int) -> None:
+    """Ends the run where another attempt would fail as those before."""
+    from gptlab.launcher.engines import ending
+
+    if found := ending.hopeless(run, restarts):
+        ending.fail(run, *found)
+        _leave_if_over(run)
 
 
 def _print(line: str) -> None:
@@ -119,6 +145,8 @@ def _run(
     """Trains, and writes down what ended it early."""
     writer = RunWriter(path, attempt)
     trainer = None
+    pace = Pace(rank, world_size)
+    pulse = Pulse(pace, writer.folder)
     try:
         trainer = _prepare(
             path,
@@ -129,6 +157,7 @@ def _run(
             local_size=local_size,
             store=store,
             say=say,
+            pace=pace,
         )
         trainer.resume()
         trainer.run()
@@ -136,11 +165,13 @@ def _run(
     except BaseException as error:
         writer.error(rank, trainer.done if trainer else None, error, traceback.format_exc())
         raise
+    finally:
+        pulse.close()
 
 
 def _prepare(
     path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: Store | None, say: Callable[[str], None],
+    store: Store | None, say: Callable[[str], None], pace: Pace,
 ) -> Trainer:  # fmt: skip
     """Everything before the first step."""
     import torch
@@ -165,7 +196,7 @@ def _prepare(
     attention.check(setting.attention, config, device, numbers)
     world = connect(
         rank, world_size, device, store, shared_gpu=config.share_gpu, stages=spread.processes(config, world_size),
-        groups=config.strategy != "ddp",
+        groups=config.strategy != "ddp", pace=pace,
     )  # fmt: skip
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, world_size) if rank == 0 else None
@@ -280,7 +311,10 @@ def _versions() -> dict[str, str]:
     """What this run was made with."""
     from importlib.metadata import version
 
-    return {"python": platform.python_version()} | {name: version(name) for name in ("gptlab", "torch", "numpy")}
+    from gptlab import __version__
+
+    ours = {"python": platform.python_version(), "gptlab": __version__}  # of a clone there is no other record
+    return ours | {name: version(name) for name in ("torch", "numpy")}
 
 
 if __name__ == "__main__":

@@ -1,213 +1,58 @@
-"""The lab without a browser: what is drawn, what the table says, what a choice costs, and the threads behind it."""
+"""The lab's widgets without a browser: their state, their code, and the thread behind them."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from labtools import FakeLauncher, made_run, until
+from labtools import launcher as launcher
 
-from gptlab.config import ConfigError, TrainConfig
-from gptlab.lab import figures, plan, tables
-from gptlab.lab.drawing import Artist, Painter
-from gptlab.recording import Claim, RunWriter, create_run
-from gptlab.runs import Run
+from gptlab.config import LIMITS, ConfigError, TrainConfig, field_docs, field_types
+from gptlab.lab import figures
 
 widgets = pytest.importorskip("ipywidgets", reason="the lab's widgets are not installed")
 
 
-def made_run(folder: Path, name: str = "one", rows: int = 50, *, state: str = "finished", **fields: Any) -> Run:
-    """A run directory as a trainer leaves it."""
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "max_iters": 50}
-    config = TrainConfig(**(shape | fields))
-    run = create_run(config, name, folder)
-    noise = random.Random(name)
-    with Claim(run.path) as claim:
-        writer = RunWriter(run.path, claim.new_attempt())
-        for step in range(1, rows + 1):
-            loss = 5 / step + 2 + noise.random() / 10
-            speed = {"time_s": step / 50, "tokens_per_s": 40_000.0, "mfu": 0.2}
-            writer.log({"step": step, "tokens": step * 768, "loss": loss} | speed)
-        if rows:
-            writer.log({"step": rows, "val_loss": 2.25})
-        writer.status(state)
-        if state in ("finished", "failed"):
-            writer.result(state, val_loss=2.25)
-    return run
-
-
-class FakeLauncher:
-    """Writes a run at once, or lets it run until it is stopped."""
-
-    def __init__(self, *, endless: bool = False) -> None:
-        self.endless, self.launched, self.claims = endless, [], {}  # type: ignore[var-annotated]
-
-    def warm(self) -> None:
-        pass
-
-    def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Any:
-        self.launched.append(name)
-        if not self.endless:
-            made_run(runs_dir, name, **{k: v for k, v in config.to_dict().items() if k != "vocab_size"})
-            return _Handle(None, None)
-        run = create_run(config, name, runs_dir)
-        claim = Claim(run.path)
-        writer = RunWriter(run.path, claim.new_attempt())
-        writer.log({"step": 1, "tokens": 768, "loss": 5.0, "time_s": 0.1, "tokens_per_s": 7680.0, "mfu": None})
-        writer.status("running")
-        return _Handle(claim, writer)
-
-    def resume(self, name: str, *, runs_dir: Path) -> Any:
-        raise AssertionError("nothing here is resumed")
-
-
-class _Handle:
-    def __init__(self, claim: Claim | None, writer: RunWriter | None) -> None:
-        self.claim, self.writer = claim, writer
-
-    @property
-    def status(self) -> str:
-        return "finished" if self.claim is None else "running"
-
-    def stop(self) -> None:
-        if self.claim is not None and self.writer is not None:
-            self.writer.result("stopped")
-            self.writer.status("stopped")
-            self.claim.release()
-            self.claim = None
-
-
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
-    """Sweeps and the Lab start runs with this instead of processes."""
-    import gptlab.launcher
+def make(launcher: FakeLauncher) -> Iterator[Callable[..., Any]]:
+    """Makes parts of the lab, and closes them."""
+    made: list[Any] = []
 
-    fake = FakeLauncher()
-    for name in ("warm", "launch", "resume"):
-        monkeypatch.setattr(gptlab.launcher, name, getattr(fake, name))
-    return fake
+    def one(part: str, /, *values: Any, **named: Any) -> Any:
+        import gptlab.lab
 
-
-@pytest.fixture
-def make_lab(launcher: FakeLauncher, tinytext: Path) -> Iterator[Callable[..., Any]]:
-    """Makes Labs, and closes them."""
-    from gptlab.lab import Lab
-
-    made = []
-
-    def make(folder: Path, **choice: Any) -> Any:
-        usual: dict[str, Any] = {"n_layer": [1, 2], "n_head": [2, 3], "n_embd": [64], "data": str(tinytext)}
-        made.append(Lab(folder, **(usual | {"max_iters": 50} | choice)))
+        made.append(getattr(gptlab.lab, part)(*values, **named))
         return made[-1]
 
-    yield make
-    for lab in made:
-        lab.close()
+    yield one
+    for part in made:
+        part.close()
 
 
-def until(true: Callable[[], Any], patience_s: float = 30) -> None:
-    """Waits for something to become true."""
-    deadline = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
+@pytest.fixture
+def make_lab(make: Callable[..., Any], tinytext: Path) -> Callable[..., Any]:
+    """Makes Labs with a small grid."""
+    usual: dict[str, Any] = {
+        "n_layer": [1, 2],
+        "n_head": [2, 3],
+        "n_embd": [64],
+        "data": str(tinytext),
+        "max_iters": 50,
+    }
+    return lambda folder, **choice: make("Lab", folder, **(usual | choice))
 
 
-# Figures and tables -------------------------------------------------------------------------------------------------
-
-
-def test_styles_are_unique_for_sixteen_runs() -> None:
-    assert len({figures.style(index) for index in range(figures.MOST_CURVES)}) == figures.MOST_CURVES == 16
-
-
-def test_svg_is_text_with_the_page_s_colours_and_says_last_values(tmp_path: Path) -> None:
-    one = figures.read(made_run(tmp_path), "1 & <2>")
-    picture = figures.svg(figures.draw([one], legend=True), figures.describe([one]))
-    loss = one.columns["loss"][-1]
-    assert picture.startswith("<svg") and 'role="img"' in picture
-    assert f"1 &amp; &lt;2&gt; at step 50: loss {loss:.3f}, 40,000 tokens per second, MFU 20.0 %" in picture
-    assert "tokens per second</text>" in picture, "text stays text"
-    assert "var(--jp-ui-font-color1" in picture and "<script" not in picture
-    again = figures.svg(figures.draw([one], legend=True), figures.describe([one]))
-    assert picture == again, "an unchanged picture need not be sent"
-
-
-def test_numbers_on_axes_keep_their_digits(tmp_path: Path) -> None:
-    figure = figures.draw([figures.read(made_run(tmp_path))])
-    figure.axes[0].set_yticks([2.25, 2.75])
-    picture = figures.svg(figure, "")
-    assert ">2.25</text>" in picture and ">2.75</text>" in picture
-
-
-def test_names_are_never_markup_or_mathematics(tmp_path: Path) -> None:
-    one = figures.empty("x", "$\\frac{<b>$")
-    assert "no points yet" in figures.svg(figures.draw([one]), figures.describe([one]))
-    run = figures.read(made_run(tmp_path), "$\\frac{<b>$")
-    assert "&lt;b&gt;" in figures.svg(figures.draw([run]), "")
-    row = {"name": "x", "n_layer": "<i>", "n_head": 1, "n_embd": 1, "state": "<script>", "reason": "<img>"}
-    assert not re.search(r"<(i|script|img)>", tables.table([row], {}))
-
-
-def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
-    one = figures.read(made_run(tmp_path, rows=2000, max_iters=2000))
-    raw, smooth = figures.draw([one]).axes[0].get_lines()[:2]
-    assert len(raw.get_xdata()) <= 160 and len(smooth.get_xdata()) <= 80  # type: ignore[arg-type]
-    assert smooth.get_xdata()[-1] == 2000  # type: ignore[index]
-    late = one.columns["loss"][1000:]
-    assert abs(smooth.get_ydata()[-1] - late.mean()) < 0.05  # type: ignore[index]
-
-
-def test_figure_needs_no_pyplot_and_shows_itself(tmp_path: Path) -> None:
-    code = (
-        "import sys; from gptlab.lab import figures; p = figures.draw([figures.empty('a', 'a')])._repr_png_();"
-        "assert p.startswith(b'\\x89PNG'); assert not {'matplotlib.pyplot', 'torch'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_table_has_a_row_a_cell_and_the_reason_of_invalid_ones(tmp_path: Path) -> None:
-    rows = tables.run_rows([made_run(tmp_path)])
-    invalid = {"name": "bad", "n_layer": 1, "n_head": 3, "n_embd": 64, "state": "invalid", "reason": "3 heads & 64"}
-    text = tables.table([*rows, invalid], {"one": 0})
-    assert text.count("<tr") == 3 and "3 heads &amp; 64" in text and "50 / 50" in text and "2.250" in text
-    assert text.count(figures.COLOURS[0]) == 1, "the table is the legend"
-
-
-def test_progress_weighs_steps_by_size_and_foretells_the_end() -> None:
-    small = {"state": "finished", "parameters": 1e5, "step": 100, "max_iters": 100, "seconds": 2.0}
-    large = {"state": "waiting", "parameters": 3e5, "step": None, "max_iters": 100, "seconds": None}
-    assert tables.work([small, large]) == (0.25, 6.0)
-    assert "1 of 2 runs ended, about 6 s left" in tables.progress([small, large], running=True)
-    assert tables.work([]) == (0.0, None)
-
-
-# What a choice costs ------------------------------------------------------------------------------------------------
-
-
-def test_plan_says_runs_invalid_cells_and_sizes_before_anything_runs() -> None:
-    base = TrainConfig(block_size=64, max_iters=10)
-    text = plan.describe(base, {"n_layer": [1, 2], "n_head": [2, 3], "n_embd": [64]})
-    assert "<b>2 runs</b>" in text and "70.7k to 121k parameters" in text and "2 invalid" in text
-    assert "cannot be split over n_head 3" in text
-    assert "Nothing to run" in plan.describe(base, {"n_layer": [1], "n_head": [7], "n_embd": [64]})
-
-
-def test_panel_takes_sliders_texts_and_calls() -> None:
-    from gptlab.lab.panel import ConfigPanel
-
-    panel = ConfigPanel(TrainConfig(), {"n_layer": [2], "n_head": [2], "n_embd": [64]})
+def test_panel_takes_sliders_texts_and_calls(make: Callable[..., Any], tmp_path: Path) -> None:
+    panel = make("SweepPanel", tmp_path, n_layer=2, n_head=2, n_embd=64)
     panel.axes["n_layer"].slider.value = (2, 6)
     assert panel.axes["n_layer"].text.value == "2, 4, 6"
     panel.axes["n_layer"].text.value = "2, 5"
@@ -216,7 +61,6 @@ def test_panel_takes_sliders_texts_and_calls() -> None:
     base, grid = panel.read()
     assert grid == {"n_layer": [2, 5], "n_head": [2], "n_embd": [64, 200]}
     assert (base.max_iters, base.weight_decay) == (7, 0.2) and panel.fields["max_iters"].value == 7
-    assert panel.fields["seed"].tooltip == "Decides initial weights, windows and dropout."
     wrongs: list[dict[str, Any]] = [{"n_layer": 0}, {"max_iters": -5}, {"n_layers": 2}, {"n_embd": []}]
     for wrong in wrongs:
         with pytest.raises(ConfigError):
@@ -227,69 +71,169 @@ def test_panel_takes_sliders_texts_and_calls() -> None:
         panel.read()
 
 
-# The drawing process ------------------------------------------------------------------------------------------------
+def test_panel_has_every_field_with_its_docstring_and_limits(make: Callable[..., Any], tmp_path: Path) -> None:
+    panel = make("ConfigPanel", runs_dir=tmp_path)
+    docs = field_docs(TrainConfig)
+    assert {*panel.fields, *panel.axes, "vocab_size"} == {*field_types(TrainConfig)}
+    for name, widget in panel.fields.items():
+        assert widget.tooltip == docs[name], name
+        if name in LIMITS and hasattr(widget, "max"):
+            assert (widget.min, widget.max) == LIMITS[name]
+    shown = {id(widget) for widget in (*panel.settings.children, *panel.choices.children[-1].children)}
+    assert shown == {id(widget) for widget in panel.fields.values()}, "each stands on the page, once"
 
 
-def test_painter_redraws_only_what_changed(tmp_path: Path) -> None:
+def test_config_panel_prices_says_wrong_heads_and_runs(
+    make: Callable[..., Any], tmp_path: Path, launcher: FakeLauncher, tinytext: Path
+) -> None:
+    panel = make("ConfigPanel", runs_dir=tmp_path, n_layer=2, n_head=2, n_embd=64, data=str(tinytext), min_lr=1e-5)
+    until(lambda: "of memory" in panel.plan.value and "MFU" in panel.plan.value and "predicted" in panel.plan.value)
+    before = panel.plan.value
+    panel.axes["n_layer"].slider.value = 4
+    until(lambda: panel.plan.value != before and "parameters" in panel.plan.value)
+    panel.axes["n_head"].text.value = "3"
+    until(lambda: "cannot be split over n_head 3" in panel.plan.value)
+    panel._run.click()
+    until(lambda: "cannot be split over n_head 3" in panel._message.value)
+    assert launcher.launched == []
+    with pytest.raises(ConfigError, match="a ConfigPanel takes one"):
+        panel.choose(n_embd=[64, 128])
+    panel.fields["min_lr"].value = "low"
+    with pytest.raises(ConfigError, match="min_lr 'low' is not a number"):
+        panel.read()
+    panel.fields["min_lr"].value = "0.0001"
+    panel.choose(n_head=2)
+    until(lambda: "n_head=2" in panel.code.text and "min_lr=0.0001" in panel.code.text)
+    said: dict[str, Any] = {}
+    exec(panel.code.text, said)
+    assert said["config"] == panel.config == TrainConfig.from_dict(panel.config.to_dict())
+    panel._run.click()
+    until(lambda: launcher.launched and "Training" in panel._message.value)
+    assert "handle = gptlab.launch(config, name=" in panel.code.text
+
+
+def test_the_speed_of_a_machine_is_measured_once_where_it_is_unknown(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gptlab import peaks
+    from gptlab.lab import measuring
+
+    known = peaks.cache_file().read_text()
+    peaks.cache_file().unlink()
+    started: list[list[str]] = []
+
+    class Quick:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+            peaks.cache_file().write_text(known)
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(measuring, "WARM_S", 0.3)
+    monkeypatch.setattr("gptlab.lab.measuring.subprocess.Popen", Quick)
+    panel = make("ConfigPanel", runs_dir=tmp_path)
+    until(lambda: "measuring how fast this machine is" in panel.plan.value)
+    until(lambda: "predicted (cpu" in panel.plan.value)
+    assert len(started) == 1 and "--measure" in started[0]
+
+
+def test_view_sorts_hides_compares_logs_and_says_the_calls(make: Callable[..., Any], tmp_path: Path) -> None:
+    for name, rows in (("a", 10), ("b", 30)):
+        made_run(tmp_path, name, rows=rows, n_embd=64 if name == "a" else 96)
+    view = make("RunsView", tmp_path)
+    assert view._repr_mimebundle_()["text/plain"] == "RunsView"
+    until(lambda: "b at step 30" in view.picture.value and view._picker.options == ("a", "b"))
+    view.sort("step", descending=True)
+    until(lambda: view.table_html.value.find(">b</td>") < view.table_html.value.find(">a</td>"))
+    assert list(view.table()["name"]) == ["b", "a"]
+    with pytest.raises(ConfigError, match="did you mean 'loss'"):
+        view.sort("los")
+    view.show(x="tokens", log_y=True)
+    until(lambda: "tokens seen" in view.picture.value)
+    view._picker.value = ["a"]
+    view._buttons["Hide"].click()
+    until(lambda: "a at step" not in view.picture.value)
+    script = view.code.text.replace("runs.png", str(tmp_path / "runs.png"))
+    assert "x='tokens', log_y=True" in script
+    said: dict[str, Any] = {}
+    exec(script, said)
+    assert [run.name for run in said["runs"]] == ["b"] and (tmp_path / "runs.png").stat().st_size > 10_000
+    view.show_all()
+    table = view.compare("a", "b")
+    assert list(table.loc["n_embd"]) == [64, 96]
+    until(lambda: "loss at step 10" in view._comparison.value)
+    view.log("a")
+    until(lambda: "Log of a" in view._log.value)
+    picture, vector, numbers = view.save()
+    assert vector.read_text().startswith("<svg") and picture.exists() and len(numbers.read_text().splitlines()) == 3
+
+
+def test_view_stops_and_resumes_runs(make: Callable[..., Any], tmp_path: Path, launcher: FakeLauncher) -> None:
+    launcher.endless = True
+    handle = launcher.launch(TrainConfig(n_layer=1, n_head=1, n_embd=32), name="slow", runs_dir=tmp_path)
+    made_run(tmp_path, "halted", state="stopped", rows=3)
+    view = make("RunsView", tmp_path)
+    until(lambda: view.active and "1 training" in view.progress.value)
+    view._buttons["Stop"].click()
+    until(lambda: "Stop needs a run" in view._message.value)
+    view._picker.value = ["slow"]
+    view._buttons["Stop"].click()
+    until((tmp_path / "slow" / "stop").exists)
+    assert f"gptlab.Run.open('slow', '{tmp_path}').request_stop()" in view.code.text
+    handle.stop()
+    until(lambda: not view.active)
+    view._picker.value = []
+    view.resume()
+    assert sorted(launcher.resumed) == ["halted", "slow"]
+    assert f"gptlab.resume('halted', runs_dir='{tmp_path}')" in view.code.text
+
+
+def test_two_views_share_a_thread_and_a_process(make: Callable[..., Any], tmp_path: Path) -> None:
     made_run(tmp_path)
-    painter = Painter()
-    request = {"runs_dir": str(tmp_path), "sweep": None}
-    first = painter.look(request)
-    assert {"svg", "table", "progress", "active", "cost_s"} <= first.keys()
-    assert painter.look(request) == {}
-    made_run(tmp_path, "two")
-    assert "two at step 50" in painter.look(request)["svg"], "a first point does not wait"
+    one, two = make("RunsView", tmp_path, kind="left"), make("RunsView", tmp_path, kind="right")
+    until(lambda: "one at step 50" in one.picture.value and "one at step 50" in two.picture.value)
+    assert one.desk is two.desk
+    again = make("RunsView", tmp_path, kind="left")
+    with pytest.raises(RuntimeError, match="taken over"):
+        one.check_open()
+    until(lambda: "one at step 50" in again.picture.value)
 
 
-def test_drawing_process_answers_and_ends_with_its_kernel(tmp_path: Path) -> None:
-    made_run(tmp_path)
-    code = (
-        "import sys, time; from gptlab.lab.drawing import Artist; a = Artist(); a.ask({'runs_dir': sys.argv[1]})\n"
-        "while not (got := a.answer(0.1)): pass\n"
-        "print(a.pid, len(got['svg']), flush=True); time.sleep(60)"
+def test_sample_box_streams_from_a_run_that_trains(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_run(tmp_path, "young", state="running", rows=3)
+    (run.path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    box = make("SampleBox", tmp_path)
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
+        box.sample(made_run(tmp_path, "bare", rows=0, state="running").name)
+    answers = [{"id": 1, "step": 3}, {"id": 1, "piece": "ab<"}, {"id": 1, "piece": "c"}, {"id": 1, "done": True}]
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(type(box._sampler), "send", lambda self, request: sent.append(request))
+    monkeypatch.setattr(
+        type(box._sampler), "receive", lambda self, timeout=0: answers.pop(0) if sent and answers else None
     )
-    kernel = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert kernel.stdout is not None
-    pid, size = map(int, kernel.stdout.readline().split())
-    assert size > 1000
-    kernel.send_signal(signal.SIGKILL)
-    kernel.wait()
-    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2], 10)
-    kernel.stdout.close()
-
-
-def test_artist_replaces_a_process_that_died(tmp_path: Path) -> None:
-    made_run(tmp_path)
-    artist = Artist()
-    try:
-        artist.start()
-        assert artist.pid is not None
-        os.kill(artist.pid, signal.SIGKILL)
-        found: dict[str, Any] | None = None
-        for _ in range(3):  # the first request may still fall into the dead one's pipe
-            artist.ask({"runs_dir": str(tmp_path)})
-            while found is None and artist.busy:
-                found = artist.answer(0.1)
-        assert found is not None and "svg" in found
-    finally:
-        artist.close()
-
-
-# The Lab ------------------------------------------------------------------------------------------------------------
+    monkeypatch.setattr(type(box._sampler), "pid", 1)
+    box.sample("young", "def ", temperature=0.5, top_k=40, tokens=9)
+    assert asyncio.run(asyncio.wait_for(box.done(), 30)) == "def ab<c"
+    assert {"temperature": 0.5, "top_k": 40, "max_new_tokens": 9, "prompt": "def "}.items() <= sent[0].items()
+    assert "def </span>ab&lt;c" in box._text.value and "from step 3" in box._message.value
+    assert "gptlab.sample(run, 'def ', max_new_tokens=9, temperature=0.5, top_k=40, seed=0)" in box.code.text
 
 
 def test_lab_runs_waits_and_saves(tmp_path: Path, make_lab: Callable[..., Any], launcher: FakeLauncher) -> None:
     lab = make_lab(tmp_path)
     assert lab._repr_mimebundle_()["text/plain"] == "Lab"
-    until(lambda: "<b>2 runs</b>" in lab._plan.value)
+    until(lambda: "<b>2 runs</b>" in lab.panel.plan.value)
     lab.run()
     asyncio.run(asyncio.wait_for(lab.done(), 60))
     assert len(launcher.launched) == 2
     assert (
-        lab._picture.value.count("at step 50") == 2
-        and "2x2x64 at step 50".replace("x", figures.TIMES) in lab._picture.value
+        lab.runs.picture.value.count("at step 50") == 2
+        and "2x2x64 at step 50".replace("x", figures.TIMES) in lab.runs.picture.value
     )
-    assert lab._table.value.count("<tr") == 5 and "2 of 2 runs ended, 2 invalid" in lab._progress.value
+    assert lab.runs.table_html.value.count("<tr") == 5 and "2 of 2 runs ended, 2 invalid" in lab.runs.progress.value
     table = lab.table()
     assert list(table["state"]) == ["finished", "invalid", "finished", "invalid"]
     name = lab.sweep.name
@@ -306,22 +250,22 @@ def test_buttons_only_queue_and_stop_ends_the_sweep(
 ) -> None:
     launcher.endless = True
     lab = make_lab(tmp_path)
-    lab._run.click()
-    until(lambda: "at step 1: loss 5.000" in lab._picture.value)
-    assert lab._run.disabled and not lab._stop.disabled and "1 training" in lab._progress.value
+    lab.panel._run.click()
+    until(lambda: "at step 1: loss 5.000" in lab.runs.picture.value)
+    assert lab.panel._run.disabled and not lab.panel._stop.disabled and "1 training" in lab.runs.progress.value
     with pytest.raises(ConfigError, match="still running"):
         lab.run()
-    lab._stop.click()
+    lab.panel._stop.click()
     asyncio.run(asyncio.wait_for(lab.done(), 60))
     assert [row["state"] for row in lab.sweep.rows()] == ["stopped", "invalid", "waiting", "invalid"]
-    assert not lab._run.disabled and lab._stop.disabled
+    assert not lab.panel._run.disabled and lab.panel._stop.disabled
 
 
 def test_a_wrong_choice_is_said_not_raised_by_a_button(tmp_path: Path, make_lab: Callable[..., Any]) -> None:
     lab = make_lab(tmp_path, n_head=[7])
-    until(lambda: "Nothing to run" in lab._plan.value)
-    lab._run.click()
-    until(lambda: "can be run" in lab._message.value)
+    until(lambda: "Nothing to run" in lab.panel.plan.value)
+    lab.panel._run.click()
+    until(lambda: "can be run" in lab.panel._message.value)
     asyncio.run(asyncio.wait_for(lab.done(), 10))
     with pytest.raises(ConfigError, match="can be run"):
         lab.run()
@@ -336,11 +280,10 @@ def test_a_lab_made_again_takes_over_thread_process_and_sweep(
     first.run()
     until(lambda: launcher.launched)
     second = make_lab(tmp_path)
-    assert sum(thread.name == second._thread.name for thread in threading.enumerate()) == 1
-    assert first._artist.pid is None and second._artist.pid is not None
+    assert first.panel.desk is second.panel.desk
     with pytest.raises(RuntimeError, match="taken over"):
         first.stop()
-    until(lambda: "1 training" in second._progress.value)
+    until(lambda: "1 training" in second.runs.progress.value)
     second.stop()
     asyncio.run(asyncio.wait_for(second.done(), 60))
     assert second.sweep.rows()[0]["state"] == "stopped"
@@ -352,10 +295,10 @@ def test_a_new_kernel_shows_the_runs_that_are_there(tmp_path: Path, make_lab: Ca
     asyncio.run(asyncio.wait_for(lab.done(), 60))
     lab.close()
     again = make_lab(tmp_path)
-    until(lambda: "2x2x64 at step 50".replace("x", figures.TIMES) in again._picture.value)
-    assert again._table.value.count("<tr") == 5
+    until(lambda: "2x2x64 at step 50".replace("x", figures.TIMES) in again.runs.picture.value)
+    assert again.runs.table_html.value.count("<tr") == 5
     again.show("")
-    until(lambda: f"{lab.name}-" in again._picture.value)
+    until(lambda: f"{lab.name}-" in again.runs.picture.value)
 
 
 def test_thread_and_process_end_with_a_forgotten_lab(
@@ -364,11 +307,13 @@ def test_thread_and_process_end_with_a_forgotten_lab(
     from gptlab.lab import Lab
 
     lab = Lab(tmp_path, name="forgotten")
-    thread, artist = lab._thread, lab._artist
+    desk = lab.panel.desk
+    thread, artist = desk.thread, desk.artist
     until(lambda: artist.pid is not None)
+    assert thread is not None
     del lab
     gc.collect()
-    until(lambda: not thread.is_alive(), 10)
+    until(lambda: not thread.is_alive(), 30)
     assert artist.pid is None
 
 
@@ -387,9 +332,6 @@ def test_sweep_names_follow_the_settings_not_the_shape() -> None:
     base = TrainConfig(max_iters=10)
     assert sweep_name("lab", base) == sweep_name("lab", base.replace(n_layer=3))
     assert sweep_name("lab", base) != sweep_name("lab", base.replace(max_iters=11))
-
-
-# The demo -----------------------------------------------------------------------------------------------------------
 
 
 def test_demo_page_needs_no_network_and_keeps_the_widgets_last_picture() -> None:

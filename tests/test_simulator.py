@@ -7,8 +7,9 @@ import torch
 
 from gptlab.config import TrainConfig
 from gptlab.counts import flops_per_token
+from gptlab.cuts import layers_of_stages, piece_costs
 from gptlab.model import GPT, initial_weights
-from gptlab.parallel.pipeline.cutting import layers_of_stages, make_part, piece_costs
+from gptlab.parallel.pipeline.cutting import make_part
 from gptlab.parallel.pipeline.schedules import Action, order
 from gptlab.parallel.pipeline.simulator import StageTimes, predict
 from gptlab.presets import preset

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,13 @@ import torch
 from torch import Tensor
 from worlds import run_world
 
-from gptlab import evaluation
+from gptlab import evaluation, launcher
 from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.parallel.replicated import Replicated
 from gptlab.parallel.strategy import Files, Strategy
 from gptlab.parallel.world import World
+from gptlab.runs import Run, read_json, write_json
 
 CONFIG = TrainConfig(
     n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, tokenizer="char", global_batch_size=8, grad_clip=0.5
@@ -122,3 +128,56 @@ def test_a_state_goes_on_bit_for_bit_in_the_same_world_and_nearly_so_in_others(s
     assert equal(end, again) and [found[:3] for found in rest] == [found[:3] for found in whole[2:]]
     near(train(ALONE, CONFIG, 1, state=half, steps=range(2, STEPS))[0], whole[2:])
     near(run_world(2, go_on, "fsdp" if strategy == "ddp" else "ddp", half)[0]["rest"][0], whole[2:])
+
+
+def small(text: Path, **changes: Any) -> TrainConfig:
+    """A run of about a second."""
+    return TrainConfig(
+        n_layer=2, n_head=2, n_embd=32, block_size=32, tokenizer="char", data=str(text), global_batch_size=8,
+        micro_batch_size=4, max_iters=30, eval_interval=1000, eval_iters=1, checkpoint_interval=5, log_interval=10,
+        device="cpu", dtype="float32", nproc=2, strategy="fsdp", threads=1,
+    ).replace(**changes)  # fmt: skip
+
+
+def final(run: Run) -> tuple[list[float], bytes, bytes]:
+    """Losses, and the last checkpoint's weights and optimizer."""
+    last = run.checkpoints()[-1]
+    assert last.name == "step-00000030"
+    losses = [row["loss"] for row in run.metrics() if "loss" in row]
+    return losses, (last / "model.safetensors").read_bytes(), (last / "optimizer.safetensors").read_bytes()
+
+
+def steps(run: Run) -> int:
+    rows = run.metrics()
+    return rows[-1]["step"] if rows else 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.02)
+
+
+def test_a_killed_fsdp_run_equals_an_unbroken_one_and_its_checkpoints_serve_plain_training(tinytext: Path) -> None:
+    """Killed in one process; or stopped, taken on by one process under ddp, stopped, and by two under fsdp again."""
+    unbroken = launcher.launch(small(tinytext), name="unbroken")
+    unbroken.wait(300)
+    assert "kernels of our own train whole models" in unbroken.run.info["reasons"]["kernels"]
+    wanted = final(unbroken.run)
+    killed = launcher.launch(small(tinytext), name="killed")
+    until(lambda: steps(killed.run) >= 8)
+    os.kill((read_json(killed.run.path / "status.json") or {})["pids"][1], signal.SIGKILL)
+    assert killed.wait(300)["status"] == "finished" and len(killed.run.attempts()) == 2
+    assert final(killed.run) == wanted
+    moved = launcher.launch(small(tinytext), name="moved")
+    for done, nproc, strategy in ((5, 1, "ddp"), (12, 2, "fsdp")):
+        until(lambda run=moved.run, done=done: steps(run) >= done)  # type: ignore[misc]
+        moved.stop()
+        assert moved.wait(300)["status"] == "stopped"
+        info = read_json(moved.run.path / "run.json") or {}
+        info["config"] |= {"nproc": nproc, "strategy": strategy}
+        write_json(moved.run.path / "run.json", info)
+        moved = launcher.resume("moved")
+    assert moved.wait(300)["status"] == "finished"
+    assert max(abs(a - b) for a, b in zip(final(moved.run)[0], wanted[0], strict=True)) < 1e-4

@@ -185,7 +185,7 @@ def test_a_text_or_a_machine_that_cannot_is_a_reason(base: TrainConfig, tmp_path
     [({"n_head": [3, 7]}, {}), ({"n_layer": [1]}, {"at_once": 0}), ({"data": ["/none/such.txt"]}, {})],
 )
 def test_nothing_is_made_for_a_sweep_that_is_refused(
-    base: TrainConfig, tmp_path: Path, grid: dict[str, list[Any]], more: dict[str, int]
+    base: TrainConfig, tmp_path: Path, grid: dict[str, list[Any]], more: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError):
         sweep(base, grid, name="s", runs_dir=tmp_path / "r", launcher=FakeLauncher(), **more)

@@ -4,29 +4,41 @@
     >>> lab = Lab()
     >>> lab
 
-`notebook.py` is the Lab, `owner.py` its thread, `panel.py` its choices, `plan.py` what they cost, `naming.py` what
-sweeps are called; `drawing.py` is the process that draws, `figures.py` and `tables.py` what it draws; `demo.py` runs
-the notebook without a browser.
+`Lab` (`notebook.py`) is made of parts that stand alone as well: `ConfigPanel` (`panel.py`), `SweepPanel`
+(`sweeppanel.py`), `RunsView`, `SampleBox` and `ClusterView`. They share a thread that owns their state (`desk.py`), the
+process that draws (`drawing.py`: `gathering.py` reads, `curves.py`, `figures.py`, `tables.py`, `tiles.py` and
+`comparing.py` say what is drawn, `rendering.py` how it leaves) and the process that samples (`sampler.py`).
+`choosers.py` has widgets for single settings, `plan.py` what a choice costs, `measuring.py` this machine's speed,
+`naming.py` sweeps' names, `parts.py` what parts share; `demo.py` runs the notebook without a browser.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gptlab.lab.clusterview import ClusterView as ClusterView
     from gptlab.lab.notebook import Lab as Lab
+    from gptlab.lab.panel import ConfigPanel as ConfigPanel
+    from gptlab.lab.runsview import RunsView as RunsView
+    from gptlab.lab.samplebox import SampleBox as SampleBox
+    from gptlab.lab.sweeppanel import SweepPanel as SweepPanel
 
-__all__ = ["Lab"]
+_HOMES = {
+    "Lab": "notebook", "ConfigPanel": "panel", "SweepPanel": "sweeppanel", "RunsView": "runsview",
+    "SampleBox": "samplebox", "ClusterView": "clusterview",
+}  # fmt: skip
+
+__all__ = ["ClusterView", "ConfigPanel", "Lab", "RunsView", "SampleBox", "SweepPanel"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads the widgets when they are asked for: figures and the drawing process do without."""
-    if name != "Lab":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import ipywidgets  # noqa: F401
     except ImportError:
         raise ImportError("The lab's widgets are not installed: pip install 'gptlab[lab]'.") from None
-    from gptlab.lab.notebook import Lab
-
-    return Lab
+    return getattr(importlib.import_module(f"gptlab.lab.{_HOMES[name]}"), name)

@@ -101,6 +101,8 @@ def page(notebook: Any) -> str:
 def _still(models: dict[str, Any], model_id: str) -> str:
     """What HTML widgets under a widget show, in order."""
     state = models.get(model_id, {}).get("state", {})
+    if state.get("_model_name") == "AccordionModel":
+        return ""  # folded away on the page too
     parts = [str(state["value"])] if state.get("_model_name") == "HTMLModel" else []
     if str(state.get("_model_name")).endswith(("TextModel", "ComboboxModel")):
         said = f"{state.get('description') or state.get('placeholder') or ''}: {state.get('value')}"

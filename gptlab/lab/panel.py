@@ -1,115 +1,120 @@
-"""The widgets that choose: a range for each swept field, plain fields for the rest, all made from the config's fields.
+"""Choosing a config with widgets: every field of it, and what the choice costs while the sliders move.
 
-    >>> panel = ConfigPanel(TrainConfig(max_iters=100), {"n_layer": [2, 4], "n_head": [2], "n_embd": [64]})
-    >>> panel.widget, panel.read()
+    >>> from gptlab.lab import ConfigPanel
+    >>> panel = ConfigPanel(n_layer=4, n_head=4, n_embd=128)
+    >>> panel                        # in a notebook
+    >>> panel.config                 # what it says, as a TrainConfig
+    >>> handle = panel.launch()      # the button Run
 
-Bounds, choices and tooltips come from `config.py`, so that a new field needs nothing here. Beside each slider stands a
-text that says its values: it takes values between the slider's marks, and readers of the screen can use it.
-Left out on purpose: what a choice costs (`plan.py`) and running it (`notebook.py`).
+Parameters, memory, FLOPs, predicted time and MFU follow the choice; heads that cannot be are said before they can be
+run. Left out on purpose: the single widgets (`choosers.py`), the price (`plan.py`), grids (`sweeppanel.py`).
 """
 
 from __future__ import annotations
 
-import re
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+import html
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from gptlab.config import LIMITS, ConfigError, TrainConfig, field_docs, field_types
+from gptlab.config import ConfigError, TrainConfig, field_types
+from gptlab.lab import plan
+from gptlab.lab.choosers import SENSIBLE, Axis, field_widget, read_field, write_field
+from gptlab.lab.desk import Part
+from gptlab.lab.measuring import Meter
+from gptlab.lab.parts import BAD, FONT, CodeBox, button, call, fold, message, row, set_text
+from gptlab.runs import default_runs_dir
 
-SENSIBLE: dict[str, tuple[int, ...]] = {
-    "n_layer": (1, 2, 4, 6, 8, 12, 16, 24),
-    "n_head": (1, 2, 3, 4, 6, 8, 12, 16),
-    "n_embd": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-}
-"""The marks of the sliders; the texts beside them take every value."""
-WORDS = {"n_layer": "depth (n_layer)", "n_head": "heads (n_head)", "n_embd": "width (n_embd)"}
-FIELDS = (
+if TYPE_CHECKING:
+    from gptlab.launcher import Handle
+
+SHOWN = (
     "data", "tokenizer", "max_iters", "warmup_iters", "global_batch_size", "block_size", "learning_rate", "nproc",
     "seed",
 )  # fmt: skip
-"""Settings that the panel shows; `Lab.choose` takes every other one too."""
-SOURCES = ("pysrc", "shakespeare")
+"""Settings in front; all others lie folded under "every setting"."""
+BASE: dict[str, Any] = {"block_size": 64, "max_iters": 300, "warmup_iters": 30}
+"""What a new panel offers: runs of some seconds on a laptop."""
 
 
-class Axis:
-    """A slider over the sensible values of one field, and the text with the values that are chosen."""
+class ConfigPanel(Part):
+    """Widgets for every field of a TrainConfig, its price, and a Run button.
 
-    def __init__(self, field: str, values: Sequence[int]) -> None:
-        doc = field_docs(TrainConfig)[field]
-        self.field = field
-        options = sorted({*SENSIBLE[field], *values})
-        self.slider = widgets.SelectionRangeSlider(
-            options=options, value=(min(values), max(values)), description=WORDS[field], readout=False, tooltip=doc,
-            continuous_update=True, style={"description_width": "118px"}, layout={"width": "452px"},
-        )  # fmt: skip
-        self.text = widgets.Text(
-            value=_join(values), continuous_update=False, tooltip=f"Values of {field}, with commas. {doc}",
-            placeholder=f"values of {field}", layout={"width": "170px"},
-        )  # fmt: skip
-        self.slider.add_class(f"gptlab-{field}")
-        self.text.add_class(f"gptlab-{field}-values")
-        self.slider.observe(self._slid, "value")
-        self.text.observe(self._typed, "value")
-        self.widget = widgets.HBox([self.slider, self.text])
+    Args:
+        base: what the fields begin with.
+        runs_dir: where its runs are written; GPTLAB_RUNS, or `runs`, unless told otherwise.
+        grid: values of the shape, for a panel that chooses several (`SweepPanel`).
+        choice: as for `choose`.
 
-    def _slid(self, change: Any) -> None:
-        """The text follows the slider, unless it already says values with these two ends."""
-        low, high = change["new"]
-        try:
-            typed = self.read()
-        except ConfigError:
-            typed = []
-        if not typed or (min(typed), max(typed)) != (low, high):
-            self.text.value = _join([option for option in SENSIBLE[self.field] if low <= option <= high] or [low, high])
+    Raises:
+        ConfigError: a choice that cannot be.
+    """
 
-    def _typed(self, _: Any) -> None:
-        """The slider follows the text as far as it can."""
-        try:
-            values = self.read()
-        except ConfigError:
-            return  # said where the choice is read
-        ends = (min(values), max(values))
-        if not {*ends} <= {*self.slider.options}:
-            self.slider.unobserve(self._slid, "value")  # new marks move it, which is nobody's choice
-            self.slider.options = sorted({*SENSIBLE[self.field], *ends})
-            self.slider.value = ends
-            self.slider.observe(self._slid, "value")
-        elif self.slider.value != ends:
-            self.slider.value = ends
-
-    def read(self) -> list[int]:
-        """The chosen values, each once."""
-        words = [word for word in re.split(r"[\s,;]+", self.text.value.strip()) if word]
-        if not words or not all(re.fullmatch(r"\d{1,7}", word) for word in words):
-            raise ConfigError(
-                f"{self.field} {self.text.value!r} are not values: give whole numbers with commas, as 2, 4."
-            )
-        return list(dict.fromkeys(int(word) for word in words))
-
-    def write(self, values: Sequence[int]) -> None:
-        """Chooses values."""
-        self.text.value = _join(values)
-
-
-class ConfigPanel:
-    """Widgets for a config and a grid over its shape."""
-
-    def __init__(self, base: TrainConfig, grid: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        base: TrainConfig | None = None,
+        *,
+        runs_dir: str | os.PathLike[str] | None = None,
+        grid: Mapping[str, Sequence[int]] | None = None,
+        kind: str = "config",
+        **choice: Any,
+    ) -> None:
+        super().__init__(kind, Path(runs_dir) if runs_dir is not None else default_runs_dir())
+        base = base or TrainConfig(**({"n_layer": 4, "n_head": 4, "n_embd": 128} | BASE))
         self._base = base.to_dict()
-        self.axes = {field: Axis(field, grid[field]) for field in SENSIBLE}
-        self.fields = {field: _field(field, self._base[field]) for field in FIELDS}
-        self.widget = widgets.VBox([
-            *(axis.widget for axis in self.axes.values()),
-            widgets.Box([*self.fields.values()], layout={"flex_flow": "row wrap", "grid_gap": "2px 4px"}),
-        ])  # fmt: skip
+        several = grid is not None
+        values = grid or {name: [self._base[name]] for name in SENSIBLE}
+        self.axes = {name: Axis(name, values[name], several=several) for name in SENSIBLE}
+        names = [name for name in field_types(TrainConfig) if name not in (*SENSIBLE, "vocab_size")]
+        self.fields = {name: field_widget(name, self._base[name]) for name in names}
+        self.code = CodeBox()
+        self._priced: Any = None
+        self._meter = Meter()
+        self._build()
+        self.choose(**choice)
+        self._opened()
 
-    def on_change(self, callback: Callable[[Any], None]) -> None:
-        """Calls back when any choice has changed."""
+    def _opened(self) -> None:
+        """The last step of being made."""
+        _warm_launcher()
+        self._open()
+
+    def _build(self) -> None:
+        post = self.post
+        self.plan, self._message = widgets.HTML(), widgets.HTML()
+        self.plan.add_class("gptlab-plan")
+        self._message.add_class("gptlab-message")
         for widget in [*(axis.text for axis in self.axes.values()), *self.fields.values()]:
-            widget.observe(callback, "value")
+            widget.observe(lambda _: post.put("price"), "value")
+        shown = [self.fields[name] for name in SHOWN]
+        rest = [widget for name, widget in self.fields.items() if name not in SHOWN]
+        flow = {"flex_flow": "row wrap", "grid_gap": "2px 4px"}
+        self.settings = widgets.Box(rest, layout=flow)
+        self.settings.add_class("gptlab-settings")
+        self.choices = widgets.VBox([*(axis.widget for axis in self.axes.values()), widgets.Box(shown, layout=flow)])
+        self._run = button("Run", "play", "Train the chosen", lambda: post.put("run"), style="primary")
+        self._run.layout.width = "110px"
+        self.bar = row([self._run, self._message])
+        self._fold = fold([("every setting", self.settings), ("code", self.code.widget)])
+        self.widget = widgets.VBox([self.choices, self.plan, self.bar, self._fold], layout={"grid_gap": "6px"})
+        self.widget.add_class("gptlab-panel")
+
+    # What widgets do, as calls -----------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> TrainConfig:
+        """What the widgets say.
+
+        Raises:
+            ConfigError: a value that cannot be, or a panel whose shape has several values.
+        """
+        base, grid = self.read()
+        if any(len(values) > 1 for values in grid.values()):
+            raise ConfigError("The panel's shape has several values: take its base and grid from read().")
+        return base.replace(**{name: values[0] for name, values in grid.items()})
 
     def read(self) -> tuple[TrainConfig, dict[str, list[int]]]:
         """The base and the grid that the widgets say. The base's own shape means nothing: the grid sets it.
@@ -117,60 +122,102 @@ class ConfigPanel:
         Raises:
             ConfigError: a field or value that cannot be.
         """
-        grid = {field: axis.read() for field, axis in self.axes.items()}
-        values = self._base | {field: widget.value for field, widget in self.fields.items()}
-        values |= {"n_layer": 1, "n_head": 1, "n_embd": 64, "vocab_size": 0}  # a shape that is valid on its own
+        grid = {name: axis.read() for name, axis in self.axes.items()}
+        values = self._base | {name: read_field(name, widget) for name, widget in self.fields.items()}
+        # A shape that is valid on its own, whatever the other fields ask of one.
+        heads = values["n_kv_head"] or 1
+        values |= {"n_layer": 64, "n_head": heads, "n_embd": 64 * heads, "vocab_size": 0}
         return TrainConfig.from_dict(values), grid
 
     def choose(self, **choice: Any) -> None:
-        """Sets fields by name; n_layer, n_head and n_embd take one value or several.
+        """Sets fields by name; n_layer, n_head and n_embd take several values where the panel does.
 
         Raises:
             ConfigError: a field or value that cannot be; nothing is changed then.
         """
-        grid = {field: choice.pop(field) for field in list(choice) if field in self.axes}
-        grid = {field: list(values) if isinstance(values, Sequence) else [values] for field, values in grid.items()}
-        for field, values in grid.items():
+        grid = {name: choice.pop(name) for name in list(choice) if name in self.axes}
+        grid = {name: list(values) if isinstance(values, Sequence) else [values] for name, values in grid.items()}
+        for name, values in grid.items():
             for value in values:
                 # Each on its own: heads that do not divide a width are a matter of the grid, shown before it runs.
-                TrainConfig(**{"n_layer": 1, "n_head": 1, "n_embd": value if field == "n_head" else 64, field: value})
+                TrainConfig(**{"n_layer": 1, "n_head": 1, "n_embd": value if name == "n_head" else 64, name: value})
             if not values:
-                raise ConfigError(f"{field} has no values: give at least one.")
+                raise ConfigError(f"{name} has no values: give at least one.")
+            if len(values) > 1 and not self.axes[name].several:
+                raise ConfigError(
+                    f"{name} {values} are {len(values)} values: a ConfigPanel takes one, a SweepPanel all."
+                )
         base, _ = self.read()
         checked = base.replace(**choice).to_dict()
-        self._base |= {field: checked[field] for field in choice}
-        for field in choice:
-            if field in self.fields:
-                self.fields[field].value = checked[field]
-        for field, values in grid.items():
-            self.axes[field].write(values)
+        for name in choice:
+            write_field(name, self.fields[name], checked[name])
+        for name, values in grid.items():
+            self.axes[name].write(values)
+        self.due = 0.0
+
+    def launch(self, name: str | None = None) -> Handle:
+        """Starts a run of the chosen config and returns; the button Run does it.
+
+        Raises:
+            ConfigError: a config that cannot be run.
+        """
+        from gptlab import launcher
+
+        self.check_open()
+        self._meter.stop()
+        handle = launcher.launch(self.config, name=name, runs_dir=self.runs_dir)
+        self.desk.handles[handle.run.path.absolute()] = handle
+        launched = call("gptlab.launch", name=handle.name, runs_dir=str(self.runs_dir))
+        self.code.add(f"handle = {launched.replace('launch(', 'launch(config, ', 1)}")
+        self.say(f"Training {handle.name} …")
+        return handle
+
+    def tell(self, **wanted: Any) -> str:
+        """The call that makes a config: what differs from the defaults."""
+        usual = TrainConfig().to_dict()
+        values = {
+            name: value
+            for name, value in wanted.items()
+            if name in SENSIBLE or (value != usual[name] and name != "vocab_size")
+        }
+        return call("gptlab.TrainConfig", **values)
+
+    # The desk's thread -------------------------------------------------------------------------------------------
+
+    def do_price(self) -> None:
+        """A choice has changed: the desk takes a turn after any command."""
+
+    def do_run(self) -> None:
+        """The button Run."""
+        self.launch()
+
+    def turn(self) -> float:
+        """Says what the choice costs, when it has changed; measures this machine's speed once, where it is unknown."""
+        if self._meter.has_news():
+            self._priced = None
+        try:
+            base, grid = self.read()
+            if (base, grid) == self._priced:
+                return 0.2 if self._meter.is_busy else 0.5
+            self._priced = (base, grid)
+            cells = plan.cells(base, grid)
+            text = plan.describe(cells, measuring=self._meter.begin(cells))
+            self._show_code(base, grid)
+        except ConfigError as error:
+            text = f'<span style="color:{BAD}">{html.escape(str(error))}</span>'
+        set_text(self.plan, f'<div style="{FONT}" role="status">{text}</div>')
+        return 0.2
+
+    def _show_code(self, base: TrainConfig, grid: Mapping[str, Sequence[int]]) -> None:
+        config = base.to_dict() | {name: values[0] for name, values in grid.items()}
+        self.code.show(f"import gptlab\nconfig = {self.tell(**config)}")
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        set_text(self._message, message(text, bad=bad))
 
 
-def _field(name: str, value: Any) -> Any:
-    """A widget for a field: its kind from the type, bounds from LIMITS, tooltip from the docstring."""
-    kind = field_types(TrainConfig)[name]
-    shared: dict[str, Any] = {
-        "description": name, "value": value, "tooltip": field_docs(TrainConfig)[name],
-        "style": {"description_width": "118px"}, "layout": {"width": "432px" if name == "data" else "212px"},
-    }  # fmt: skip
-    made: Any
-    if typing.get_origin(kind) is Literal:
-        made = widgets.Dropdown(options=list(typing.get_args(kind)), **shared)
-    elif name == "data":
-        made = widgets.Combobox(options=list(SOURCES), continuous_update=False, **shared)
-    elif kind is bool:
-        made = widgets.Checkbox(**shared)
-    elif kind is int:
-        low, high = LIMITS[name]
-        made = widgets.BoundedIntText(min=int(low), max=int(high), **shared)
-    elif kind is float:
-        low, high = LIMITS[name]
-        made = widgets.BoundedFloatText(min=low, max=high, step=value / 10, **shared)
-    else:
-        made = widgets.Text(continuous_update=False, **shared)
-    made.add_class(f"gptlab-{name}")
-    return made
+def _warm_launcher() -> None:
+    """Lets the launcher load torch, in its own process, while the user still chooses."""
+    from gptlab import launcher
 
-
-def _join(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
+    launcher.warm()

@@ -1,7 +1,7 @@
-"""What a choice costs, in words, before it runs: runs, invalid cells, parameters, FLOPs, predicted time.
+"""What a choice costs, in words, before it runs: runs, invalid cells, parameters, memory, FLOPs, predicted time, MFU.
 
     >>> from gptlab.lab import plan
-    >>> plan.describe(TrainConfig(), {"n_layer": [2, 4], "n_head": [6], "n_embd": [384]})
+    >>> plan.describe(plan.cells(TrainConfig(), {"n_layer": [2, 4], "n_head": [6], "n_embd": [384]}))
 
 Left out on purpose: the figures themselves (`costs.py`) and what is refused (`config.py`, `sweeps.py`).
 """
@@ -9,69 +9,73 @@ Left out on purpose: the figures themselves (`costs.py`) and what is refused (`c
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from gptlab.config import TrainConfig
-from gptlab.lab.figures import TIMES, short
+from gptlab.grid import Cell
+from gptlab.grid import cells as cells
+from gptlab.lab.curves import TIMES, short
 from gptlab.lab.tables import duration
 
 MOST_PRICED = 100
 """Cells whose memory and time are looked up one by one; a larger grid is told by its parameters and FLOPs alone."""
 
 
-def describe(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> str:
+def describe(wanted: Sequence[Cell], *, measuring: bool = False) -> str:
     """The choice as a line of HTML, with the invalid cells and their reasons under it.
 
-    Raises:
-        ConfigError: a field that does not exist or has no values.
+    Args:
+        measuring: whether this machine's speed, where it is unknown, is being measured.
     """
     from gptlab import costs
-    from gptlab import grid as grids
 
-    cells = grids.cells(base, grid)
-    invalid = [(cell.name, cell.reason or "") for cell in cells if cell.config is None]
-    configs = {cell.name: cell.config for cell in cells if cell.config is not None}
-    seconds: list[float | None] = []
-    device = dtype = ""
+    invalid = [(cell.name, cell.reason or "") for cell in wanted if cell.config is None]
+    configs = {cell.name: cell.config for cell in wanted if cell.config is not None}
+    priced: list[dict[str, Any]] = []
     if len(configs) <= MOST_PRICED:
         for name, config in list(configs.items()):
             found = costs.cost(config)
-            device, dtype = found["device"], found["dtype"]
-            seconds.append(found["predicted_s"])
-            if not found["fits"]:
+            if found["fits"]:
+                priced.append(found)
+            else:
                 invalid.append((name, found["refusal"]))
                 del configs[name]
     if not configs:
         return f"<b>Nothing to run.</b> {_reasons(invalid)}"
+    parts = [f"<b>{len(configs)} runs</b>"] if len(wanted) > 1 else []
     sizes = [costs.parameters(config).total for config in configs.values()]
-    flops = [
-        costs.flops_per_token(config) * config.max_iters * config.global_batch_size * config.block_size
-        for config in configs.values()
-    ]
-    some = next(iter(configs.values()))
-    parts = [
-        f"<b>{len(configs)} run{'s' * (len(configs) > 1)}</b>",
-        f"{_range([short(size) for size in (min(sizes), max(sizes))])} parameters",
-        f"{short(some.max_iters * some.global_batch_size * some.block_size)} tokens each",
-        f"{_flops(sum(flops))} in all",
-    ]
-    known = [one for one in seconds if one is not None]
-    if len(known) == len(configs):
-        parts.append(f"<b>about {duration(sum(known))}</b> of training predicted ({html.escape(f'{device}, {dtype}')})")
-    elif device:
-        parts.append(f"time unknown until a run has measured this {html.escape(device)} while it was idle")
+    parts.append(f"{_range(sizes)} parameters")
+    if priced:
+        parts.append(f"{_range([found['peak_bytes'] for found in priced], 'B')} of memory a process")
+    flops = [costs.flops_per_token(config) for config in configs.values()]
+    tokens = [config.max_iters * config.global_batch_size * config.block_size for config in configs.values()]
+    each = " each" if len(configs) > 1 else ""
+    parts.append(f"{short(tokens[0])} tokens{each}, {_range(flops, 'FLOPs')} a token")
+    parts.append(f"{_unit(sum(one * count for one, count in zip(flops, tokens, strict=True)), 'FLOPs')} in all")
+    if priced and all(found["predicted_s"] is not None for found in priced):
+        device = html.escape(f"{priced[0]['device']}, {priced[0]['dtype']}")
+        parts.append(f"<b>about {duration(sum(found['predicted_s'] for found in priced))}</b> predicted ({device})")
+        if all(found["predicted_mfu"] is not None for found in priced):
+            shares = [found["predicted_mfu"] for found in priced]
+            low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+            parts.append(f"MFU {low if low == high else f'{low} to {high}'} predicted")
+    elif priced and measuring:
+        parts.append("measuring how fast this machine is, once, to predict the time …")
+    elif priced:
+        parts.append(f"time unknown until a run has measured this {html.escape(priced[0]['device'])} while it was idle")
     return " · ".join(parts) + (f"<br>{_reasons(invalid)}" if invalid else "")
 
 
-def _flops(value: float) -> str:
-    """1.09 TFLOPs."""
+def _unit(value: float, unit: str) -> str:
+    """1.09 TFLOPs, 35.2 MB."""
     text = short(value)
-    return f"{text[:-1]} {text[-1]}FLOPs" if text[-1].isalpha() else f"{text} FLOPs"
+    return f"{text[:-1]} {text[-1]}{unit}" if text[-1].isalpha() else f"{text} {unit}"
 
 
-def _range(words: Sequence[str]) -> str:
-    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
+def _range(values: Sequence[float], unit: str = "") -> str:
+    """From the least to the greatest, each with its unit."""
+    low, high = (_unit(value, unit) if unit else short(value) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _reasons(invalid: Sequence[tuple[str, str]]) -> str:

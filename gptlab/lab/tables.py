@@ -30,7 +30,20 @@ _STYLE = """<style>
 .gptlab-table td.why {white-space: normal}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
+.gptlab-table [data-sort], .gptlab-table [data-pick] {cursor: pointer}
+.gptlab-table tr.picked, .gptlab-table tbody tr.picked:hover {background: var(--jp-layout-color2, #eceff3);
+  box-shadow: inset 3px 0 var(--jp-brand-color1, #2196f3)}
 </style>"""
+
+# A click on a heading or a row moves the select of its view that sorts or picks, which a keyboard reaches as well. On
+# pointerdown: a live table may be replaced before a click is whole.
+_LISTEN = (
+    "const t=event.target.closest('[data-sort],[data-pick]');if(t){"
+    "const k=t.dataset.sort?'sort':'pick',x=t.dataset[k],v=this.closest('.gptlab-lab')||this.closest('.gptlab-view'),"
+    "s=v.querySelector('.gptlab-'+k+' select'),o=[...s.options].find(o=>o.value==x);if(o){"
+    "if(k=='pick'){o.selected=!o.selected}else if(o.selected){v.querySelector('.gptlab-down').click()}"
+    "else{s.value=x}s.dispatchEvent(new Event('change',{bubbles:true}))}}"
+)
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -45,52 +58,99 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, int], *, names: bool = False) -> str:
+COLUMNS: dict[str, tuple[str, str]] = {
+    "n_layer": ("layers", "{}"), "n_head": ("heads", "{}"), "n_embd": ("width", "{}"),
+    "parameters": ("parameters", "{:,}"), "state": ("state", "{}"), "step": ("step", "{}"), "loss": ("loss", "{:.3f}"),
+    "val_loss": ("val. loss", "{:.3f}"), "tokens_per_s": ("tokens/s", "{:,.0f}"), "mfu": ("MFU", "{:.1%}"),
+    "seconds": ("seconds", "{:.1f}"),
+}  # fmt: skip
+"""What a row shows, and what it can be sorted by: title and form by column."""
+
+
+def ordered(rows: Sequence[Mapping[str, Any]], by: str | None, descending: bool = False) -> list[Mapping[str, Any]]:
+    """The rows sorted by a column, those without a value in it last; None leaves them as they are."""
+    if by is None:
+        return list(rows)
+    known = [row for row in rows if row.get(by) is not None and row[by] == row[by]]
+    shown = {id(row) for row in known}
+    return sorted(known, key=lambda row: row[by], reverse=descending) + [row for row in rows if id(row) not in shown]
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    colours: Mapping[str, int],
+    *,
+    names: bool = False,
+    sorted_by: str | None = None,
+    descending: bool = False,
+    picked: Sequence[str] = (),
+    clickable: bool = False,
+) -> str:
     """The rows as HTML.
 
     Args:
         rows: as `Sweep.rows()` gives them.
         colours: by run name the place of its curve in the picture (`figures.style`); others have no line.
         names: whether a column says the runs' names, where shapes alone do not tell them apart.
+        sorted_by, descending: how the rows are sorted, which the heading says.
+        picked: names of rows that are marked.
+        clickable: whether a click on a heading sorts and one on a row picks it: they move the widgets of `RunsView`
+            that do it, which a keyboard reaches.
     """
-    head = [("", "text")] + ([("run", "text")] if names else [])
-    head += [(name, "") for name in ("layers", "heads", "width", "parameters")] + [("state", "text")]
-    head += [(name, "") for name in ("step", "loss", "val. loss", "tokens/s", "MFU", "seconds")]
+    head = [("", "text", "")] + ([("run", "text", "name")] if names else [])
+    head += [(title, "text" if key == "state" else "", key) for key, (title, _) in COLUMNS.items()]
+    titles = []
+    for title, kind, key in head:
+        order = ("descending" if descending else "ascending") if key and key == sorted_by else ""
+        aria = f' aria-sort="{order}"' if order else ""
+        arrow = {
+            "ascending": " \N{BLACK UP-POINTING SMALL TRIANGLE}",
+            "descending": " \N{BLACK DOWN-POINTING SMALL TRIANGLE}",
+        }
+        click = f' data-sort="{COLUMNS[key][0] if key in COLUMNS else title}"' if clickable and key else ""
+        titles.append(f'<th scope="col" class="{kind}"{aria}{click}>{title}{arrow.get(order, "")}</th>')
     best = min((row["val_loss"] for row in rows if row.get("val_loss") is not None), default=None)
-    lines = [_row(row, colours.get(str(row["name"])), names, best) for row in rows]
-    titles = "".join(f'<th scope="col" class="{kind}">{title}</th>' for title, kind in head)
+    lines = []
+    for row in rows:
+        name = str(row["name"])
+        can_pick = clickable and row["state"] not in ("invalid", "waiting")
+        click = f' data-pick="{html.escape(name)}"' if can_pick else ""
+        lines.append(_row(row, colours.get(name), names, best, name in picked, click))
     caption = '<caption style="display:none">Runs: shape, state, losses, speed</caption>'
+    listens = f' onpointerdown="{html.escape(_LISTEN)}"' if clickable else ""
     return (
-        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table">{caption}<thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
+        f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
-def _row(row: Mapping[str, Any], colour: int | None, names: bool, best: float | None) -> str:
+def _row(row: Mapping[str, Any], colour: int | None, names: bool, best: float | None, picked: bool, click: str) -> str:
     state, reason = str(row["state"]), row.get("reason")
     cells = [f'<td class="text">{swatch(colour)}</td>']
     if names:
         cells.append(f'<td class="text">{html.escape(str(row["name"]))}</td>')
-    cells += [f"<td>{_text(row.get(field))}</td>" for field in ("n_layer", "n_head", "n_embd")]
-    cells.append(f"<td>{_text(row.get('parameters'), '{:,}')}</td>")
-    cells.append(f'<td class="text">{html.escape(state)}</td>')
-    if reason and not row.get("step"):
-        cells.append(f'<td class="text why" colspan="6">{html.escape(str(reason))}</td>')
+    for key, (_, form) in COLUMNS.items():
+        kind = (
+            "text"
+            if key == "state"
+            else "best"
+            if key == "val_loss" and best is not None and row.get(key) == best
+            else ""
+        )
+        value = row.get(key)
+        text = (
+            f"{value} / {row['max_iters']}" if key == "step" and value else "" if key == "step" else _text(value, form)
+        )
+        cells.append(f'<td class="{kind}">{text}</td>')
+        if key == "state" and reason and not row.get("step"):
+            cells.append(f'<td class="text why" colspan="6">{html.escape(str(reason))}</td>')
+            break
     else:
-        val_class = "best" if best is not None and row.get("val_loss") == best else ""
-        step = f"{row['step']} / {row['max_iters']}" if row.get("step") else ""
-        cells += [
-            f"<td>{step}</td>",
-            f"<td>{_text(row.get('loss'), '{:.3f}')}</td>",
-            f'<td class="{val_class}">{_text(row.get("val_loss"), "{:.3f}")}</td>',
-            f"<td>{_text(row.get('tokens_per_s'), '{:,.0f}')}</td>",
-            f"<td>{_text(row.get('mfu'), '{:.1%}')}</td>",
-            f"<td>{_text(row.get('seconds'), '{:.1f}')}</td>",
-        ]
         if reason:
             cells.append(f'<td class="text why">{html.escape(str(reason))}</td>')
     kind = "bad" if state in ("failed", "diverged", "lost") else "off" if state in ("invalid", "waiting") else ""
-    return f'<tr class="{kind}">{"".join(cells)}</tr>'
+    mark = ' aria-selected="true"' if picked else ""
+    return f'<tr class="{kind}{" picked" * picked}"{mark}{click}>{"".join(cells)}</tr>'
 
 
 def _text(value: Any, form: str = "{}") -> str:

@@ -10,18 +10,23 @@ forked and imports no torch: it makes the run directory, takes its lock, and han
 once. The supervisor keeps a fork server that has torch imported and has never run it, so that a *worker* is there in
 some hundredths of a second; it watches the workers, replaces an attempt that lost one, and writes the final record when
 they could not. Each watches the one above: when the caller ends, however it ends, the supervisor ends its workers, and
-when the supervisor ends, the workers end themselves. A script that wants its runs finished calls `wait()`.
+when the supervisor ends, the workers end themselves. A script that wants its runs finished calls `wait()`, or has them
+detached.
 
     client.py      the caller's end: starts the supervisor, hands runs over
     handle.py      what the caller holds of a run
+    detached.py    a caller of its own, for runs that outlive who started them
     supervisor.py  the process between: commands in, one Job a run
     job.py         one run: prepare its text, attempt after attempt
     crew.py        the workers of one attempt: fork, watch, end
+    watch.py       which worker hangs or was stopped, and its stack
+    checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
     preload.py     what the fork server imports
+    engines/       several machines: torchrun, SLURM, Kubernetes, DLRover
 
-Left out on purpose: what a worker does (`worker.py`), several machines.
+Left out on purpose: what a worker does (`worker.py`).
 """
 
 from __future__ import annotations
@@ -29,12 +34,17 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
+from gptlab.launcher.checks import check_devices
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import Run, default_runs_dir
+
+if TYPE_CHECKING:
+    from gptlab.launcher.engines import Engine, Kubernetes, Manifest
 
 __all__ = ["Handle", "launch", "resume", "warm"]
 
@@ -45,34 +55,66 @@ def warm() -> None:
     threading.Thread(target=_look_around, daemon=True).start()
 
 
-def launch(config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+@overload
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None, engine: Kubernetes
+) -> Manifest: ...
+@overload
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    detach: bool = False, engine: Engine | None = None,
+) -> Handle: ...  # fmt: skip
+def launch(
+    config: TrainConfig, *, name: str | None = None, runs_dir: str | os.PathLike[str] | None = None,
+    detach: bool = False, engine: Engine | Kubernetes | None = None,
+) -> Handle | Manifest:  # fmt: skip
     """Starts a run in processes of its own (`config.nproc` of them) and returns at once.
 
-    The run lasts no longer than this process: call `wait()` before leaving.
+    The run lasts no longer than this process, so call `wait()` before leaving, unless it is detached or SLURM's.
 
     Args:
         name: the run's folder; None makes one up.
         runs_dir: where that folder is made; None takes GPTLAB_RUNS, or `runs`.
+        detach: whether the run goes on when this process ends; `gptlab runs stop` ends it then.
+        engine: what starts the processes, as `Slurm(nodes="2")`; None is the warm supervisor of this machine.
+            `Kubernetes` writes manifests, and kubectl starts them.
 
     Raises:
         ConfigError: what cannot work; then nothing was made.
     """
     from gptlab import initial
 
-    prepared = _check(config, Path.cwd())
+    if engine is not None:
+        from gptlab.launcher.engines import Kubernetes, starting
+
+        if isinstance(engine, Kubernetes):
+            return engine.write(config, name, runs_dir)
+        return starting.launch(config, name, runs_dir, engine)
+    prepared = check(config, Path.cwd())
     initial.check(config, Path.cwd())
-    client.supervisor()
+    if not detach:
+        client.supervisor()
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     run = create_run(config, name, base.absolute(), cwd=str(Path.cwd()))
-    return client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=prepared)
+    return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
 
 
-def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Handle:
+def resume(
+    name: str, *, runs_dir: str | os.PathLike[str] | None = None, detach: bool = False, engine: Engine | None = None
+) -> Handle:
     """Goes on with a stopped, failed or lost run from its newest good checkpoint, as run.json says; returns at once.
+
+    Args:
+        detach: whether the run goes on when this process ends.
+        engine: what starts the processes this time; None is the warm supervisor of this machine.
 
     Raises:
         ConfigError: a run that does not exist, is being trained, or is finished.
     """
+    if engine is not None:
+        from gptlab.launcher.engines import starting
+
+        return starting.resume(name, runs_dir, engine)
     run = Run.open(name, runs_dir)
     run = Run(run.path.absolute())
     try:
@@ -89,11 +131,20 @@ def resume(name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> Hand
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
-        prepared = (text is not None and Path(text).is_dir()) or _check(run.config, cwd)
-        return client.start(run, claim, cwd=cwd, prepared=prepared)
+        prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
+        return _start(run, claim, cwd, prepared, detach)
     except BaseException:
         claim.release()
         raise
+
+
+def _start(run: Run, claim: Claim, cwd: Path, prepared: bool, detach: bool) -> Handle:
+    """Under this process's supervisor, or under a process of its own."""
+    if detach:
+        from gptlab.launcher import detached
+
+        return detached.start(run, claim, cwd=cwd, prepared=prepared)
+    return client.start(run, claim, cwd=cwd, prepared=prepared)
 
 
 def _look_around() -> None:
@@ -106,21 +157,12 @@ def _look_around() -> None:
     compile_ahead()
 
 
-def _check(config: TrainConfig, cwd: Path) -> bool:
+def check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus, costs, hardware, spread, tasks
+    from gptlab import corpus, tasks
 
     tasks.check_installed(config)
-    device = hardware.likely_device(config.device)
-    spread.check_device(config, device)
-    own = hardware.distinct_devices(device, config.nproc)
-    if device == "cuda" and own < config.nproc and not config.share_gpu:
-        raise ConfigError(
-            f"nproc {config.nproc} is more than the {own} GPU{'s' if own > 1 else ''} of this machine: "
-            f"use at most {own}, or share_gpu."
-        )
-    dtype, _ = hardware.resolve_dtype(config.dtype, device, config)
-    costs.check_fits(config, hardware.device_memory(device), dtype, -(-config.nproc // own), device)
+    check_devices(config)
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
     corpus.check(data, config.tokenizer, config.block_size, config.task)

@@ -87,7 +87,7 @@ class Client:
             self.process = subprocess.Popen(
                 # -P: no file of the working folder may stand in for a module of the standard library.
                 [sys.executable, "-P", "-m", "gptlab.launcher.supervisor", str(self.folder)],
-                stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT, env=_environment(),
+                stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT, env=environment(),
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
             )  # fmt: skip
         self._last_words = ""
@@ -124,13 +124,24 @@ class Client:
             self.process.kill()  # its workers see that
             self._watch.join()
 
-    def last_words(self) -> str:
-        """After its death: the end of the supervisor's own log, which is empty unless something went wrong there."""
-        self._watch.join(1)
-        return self._last_words
+    def last_words(self, path: Path) -> str:
+        """What the supervisor could not write into a run's directory; after its own death, the end of its own log.
+
+        Either is empty unless something went wrong.
+        """
+        if not self.is_alive():
+            self._watch.join(1)
+            return self._last_words
+        with contextlib.suppress(OSError):
+            for line in reversed((self.folder / "supervisor.log").read_text(errors="replace").splitlines()):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    said = json.loads(line)
+                    if said["run"] == str(path):
+                        return str(said["words"])
+        return ""
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, from which gptlab can be imported in any folder."""
     home = str(Path(gptlab.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH", "")

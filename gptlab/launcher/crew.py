@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.launcher import entry
-from gptlab.launcher.verdict import Failure
+from gptlab.launcher.verdict import ECHO, Failure
+from gptlab.launcher.watch import Stuck, Watch
 from gptlab.recording import RunWriter
 from gptlab.runs import Run, read_json, write_json
 
@@ -24,8 +25,6 @@ ECHO_S = 0.05
 """How long the others of a lost worker are given: a death is reported a moment after what it causes."""
 LINGER_S = 5.0
 """How long workers may take to leave once the run has its result."""
-_ECHO = re.compile(r"[Cc]onnection|[Pp]eer|[Bb]roken pipe|NCCL|nccl|[Ss]ocket")
-"""Words of an exception whose cause is another rank's end."""
 _forking = threading.Lock()  # multiprocessing's list of children is not made for several threads
 
 
@@ -42,6 +41,8 @@ class Crew:
         self.worker, self.place, self.wake = worker, place, wake
         self.writer = RunWriter(run.path, attempt)
         self.processes: list[ForkServerProcess] = []
+        self.watch: Watch | None = None
+        self.stuck: Stuck | None = None
         self.codes: dict[int, int] = {}  # exit code by rank, in the order in which they left of their own accord
 
     def work(self) -> Failure | None:
@@ -53,7 +54,13 @@ class Crew:
         finally:
             self._end()
             shutil.rmtree(meeting, ignore_errors=True)
-        return None if asked or self.has_result() else self._failure()
+        return None if asked or self.has_result() or self.has_paused() else self._failure()
+
+    def kill_worker(self, rank: int) -> None:
+        """Ends one worker, as a failing machine would."""
+        if rank < len(self.processes) and rank not in self.codes:
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(self.processes[rank].pid or 0, signal.SIGKILL)
 
     def _fork(self, rendezvous: str) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -68,17 +75,22 @@ class Crew:
                 process.start()
                 self.processes.append(process)
         hold.close()
-        pids = [process.pid for process in self.processes]
+        pids = [process.pid or 0 for process in self.processes]
+        config = self.run.config
+        self.watch = Watch(
+            self.writer.folder, dict(enumerate(pids)), config.hang_timeout_s, patient=config.compile != "off"
+        )
         with gate:
             self.writer.status("starting", pids=pids, world_size=self.world_size)
             gate.send_bytes(b"go")
 
     def _watch(self) -> bool:
-        """Until all workers have left, one is lost, or the attempt shall end, which is True."""
+        """Until all workers have left, one is lost or stuck, or the attempt shall end, which is True."""
+        assert self.watch is not None
         deadline = None
         while len(self.codes) < self.world_size:
             here = [process.sentinel for rank, process in enumerate(self.processes) if rank not in self.codes]
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = self.watch.every_s if deadline is None else max(0.0, deadline - time.monotonic())
             ready = wait([*here, self.wake], left)
             if self.wake in ready:
                 return True
@@ -88,10 +100,16 @@ class Crew:
                     time.sleep(ECHO_S)
                     self._collect()
                 return False
-            if deadline is None and self.has_result():
+            if deadline is None and (self.has_result() or self.has_paused()):
                 deadline = time.monotonic() + LINGER_S
             if not ready and deadline is not None:
                 return False
+            if deadline is None:
+                alive = set(range(self.world_size)) - set(self.codes)
+                self.stuck = self.watch.look(alive)
+                if self.stuck is not None:
+                    self.watch.keep_stacks(alive)
+                    return False
         return False
 
     def _collect(self) -> None:
@@ -126,6 +144,10 @@ class Crew:
         """Whether this attempt brought the run to its end."""
         return (self.run.result() or {}).get("attempt") == self.attempt
 
+    def has_paused(self) -> bool:
+        """Whether this attempt made way for another number of workers."""
+        return (self.writer.folder / "paused.json").exists()
+
     def _failure(self) -> Failure:
         """What went wrong first, also as the attempt's error.json."""
         place = self.writer.folder / "error.json"
@@ -141,7 +163,16 @@ class Crew:
         # Of a rank that went without a word the others say that a connection was closed, or abort. Signals but that one
         # come from outside.
         silent = aborted is not None or early is not None
-        if found is not None and killed is None and not (silent and _ECHO.search(found["message"])):
+        if self.stuck is not None:
+            stack = self.writer.folder / f"rank-{self.stuck.rank}.stack"
+            failure = Failure(
+                self.stuck.rank, step, "WorkerStopped" if self.stuck.stopped else "WorkerHung",
+                f"rank {self.stuck.rank} {self.stuck.what} {after}", newest, by_signal=self.stuck.stopped,
+                traceback=_tail(stack),
+            )  # fmt: skip
+            write_json(place, {**failure.to_dict(), "time": time.time(), "echo": found})
+            return failure
+        if found is not None and killed is None and not (silent and ECHO.search(found["message"])):
             return Failure(
                 found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
                 newest, traceback=found["traceback"],

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from gptlab.launcher.watch import STACK_SIGNAL
 from gptlab.recording import RunWriter
 
 
@@ -85,6 +86,7 @@ def _settle(place: dict[str, Any], folder: Path, name: str) -> None:
         os.close(file)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 
 def _leash(sentinel: int) -> None:

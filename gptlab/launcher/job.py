@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import socket
+import sys
 import threading
 import traceback
 from multiprocessing.connection import wait
@@ -36,6 +38,9 @@ class Job(threading.Thread):
         self.record = Run(claim.path)
         self._killed = threading.Event()
         self._wake, self._bell = socket.socketpair()
+        self._changing = threading.Lock()  # of the world's size, and of who works
+        self._world_size = self.record.config.nproc
+        self._crew: Crew | None = None
 
     def kill(self) -> None:
         """Ends the run's processes now; the run is then stopped."""
@@ -43,38 +48,69 @@ class Job(threading.Thread):
         with contextlib.suppress(OSError):  # it is over already
             self._bell.send(b"!")
 
+    def scale(self, world_size: int) -> None:
+        """Has so many workers go on from the next step, or where there are none yet, begin."""
+        with self._changing:
+            self._world_size = world_size
+            if self._crew is not None and self._crew.world_size != world_size:
+                with contextlib.suppress(OSError):  # a directory that is gone ends the run by itself
+                    self._crew.writer.request_pause()
+
+    def kill_worker(self, rank: int) -> None:
+        """Ends one worker of the present attempt."""
+        with self._changing:
+            if self._crew is not None:
+                self._crew.kill_worker(rank)
+
     def run(self) -> None:
         """Until the run is over. Whatever goes wrong here ends the run as failed, with its reason."""
         try:
             if self.prepared or self._prepare():
                 self._attempts()
         except Exception as error:
-            # Of a directory that was deleted nothing is left to say, nor a place to say it.
-            with contextlib.suppress(OSError):
-                text = traceback.format_exc()
+            text = traceback.format_exc()
+            try:
                 self._fail(Failure(None, None, type(error).__name__, str(error), traceback=text), "in the supervisor")
+            except (
+                OSError
+            ) as last:  # the directory was deleted, or became read-only: the client's end still hears of it
+                print(json.dumps({"run": str(self.record.path), "words": f"{last}"}), file=sys.stderr, flush=True)
         finally:
             self.claim.release()
             self._wake.close()
             self._bell.close()
 
     def _attempts(self) -> None:
-        world_size = self.record.config.nproc
         failures: list[Failure] = []
         while not self._asked_to_end():
-            crew = Crew(self.record, self.attempt, world_size, self.worker, self.place, self._wake.fileno())
+            crew = self._next_crew()
             failure = crew.work()
+            with self._changing:
+                self._crew = None
+            if crew.has_result():
+                return self._mirror()
             if failure is None:
-                if crew.has_result():
-                    return self._mirror()
-                continue  # killed
+                if crew.has_paused():
+                    self._writer().status("restarting", pids=[], world_size=self._world_size, message="another world")
+                    self.attempt = self.claim.new_attempt(keep_stop=True)
+                continue  # else it was killed
             failures.append(failure)
             reason = reason_to_end(failures)
             if reason is not None:
                 return self._fail(failure, reason)
-            self._writer().status("restarting", pids=[], world_size=world_size, message=failure.message)
+            self._writer().status("restarting", pids=[], world_size=self._world_size, message=failure.message)
             self.attempt = self.claim.new_attempt(keep_stop=True)
         self._end("stopped", message="killed on request" if self._killed.is_set() else "stopped between two attempts")
+
+    def _next_crew(self) -> Crew:
+        """Of as many workers as are wanted now; run.json says how many, so that a resumed run has as many."""
+        with self._changing:
+            config = self.record.config
+            if self._world_size != config.nproc:
+                config = config.replace(nproc=self._world_size)
+                self._writer().update_info(config=config.to_dict())
+            self._crew = Crew(self.record, self.attempt, self._world_size, self.worker, self.place, self._wake.fileno())
+            return self._crew
 
     def _prepare(self) -> bool:
         """Prepares the text in a process of its own, which may take minutes. Whether the run can go on."""

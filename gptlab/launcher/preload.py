@@ -10,7 +10,7 @@ import gc
 import importlib
 
 MODULES = (
-    "gptlab.launcher.entry", "gptlab.worker", "gptlab.training", "gptlab.parallel.world",
+    "gptlab.launcher.entry", "gptlab.worker", "gptlab.training", "gptlab.parallel.world", "gptlab.native.rates",
     "numpy.ctypeslib", "platformdirs.unix", "resource", "safetensors.torch",
     # Left by torch until there is an optimizer or a process group.
     "torch._dynamo", "torch.distributed",

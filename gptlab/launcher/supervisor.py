@@ -42,8 +42,14 @@ def main() -> None:
                 jobs = {name: job for name, job in jobs.items() if job.is_alive()}
                 jobs[path] = Job(claim, order["attempt"], order["worker"], order["place"], prepared=order["prepared"])
                 jobs[path].start()
-            elif order["do"] == "kill" and path in jobs:
+            elif path not in jobs:
+                continue  # it is over
+            elif order["do"] == "kill":
                 jobs[path].kill()
+            elif order["do"] == "kill worker":
+                jobs[path].kill_worker(order["rank"])
+            elif order["do"] == "scale":
+                jobs[path].scale(order["world_size"])
     finally:
         _end_all_processes()
         shutil.rmtree(folder, ignore_errors=True)

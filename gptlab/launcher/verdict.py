@@ -14,6 +14,8 @@ from typing import Any
 
 FRUITLESS = 8
 """Failures without a new checkpoint between them, of which the last ends the run."""
+ECHO = re.compile(r"[Cc]onnection|[Pp]eer|[Bb]roken pipe|NCCL|nccl|[Ss]ocket")
+"""Words of an exception whose cause is another rank's end."""
 
 
 @dataclass(frozen=True)

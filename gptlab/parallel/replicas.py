@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptlab.pace import COMMUNICATION
 from gptlab.parallel.world import World
 
 BUCKET_BYTES = 25 * 2**20
@@ -93,9 +94,10 @@ class Replicas:
         if self.world.replicas > 1:
             self._waiting = [0] * len(self._flat)
             self._send_in_order()
-            for work in self._work.values():
-                if work is not None:
-                    work.wait()
+            with self.world.pace.within(COMMUNICATION):
+                for work in self._work.values():
+                    if work is not None:
+                        work.wait()
 
 
 def _buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:

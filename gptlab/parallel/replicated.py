@@ -62,14 +62,16 @@ class Replicated:
         total = torch.zeros((), device=device)
         for index in work.share:
             ids, targets = work.micro_batch(step, index)  # each (b, T)
-            if self.engine is not None:
+            if self.engine is not None:  # does both passes in one go
                 total += self.engine(ids, targets, 1 / work.targets)
                 continue
             self.replicas.reduce_next(index == work.share[-1])
             with precision(device, work.dtype):
                 loss = self.callee(ids, targets, reduction="sum", dropout_seed=work.dropout_seed(step, index))
+            work.world.pace.enter("backward")
             (loss / (work.targets / scale)).backward()
             total += loss.detach()
+        work.world.pace.enter("other")
         self.replicas.finish()
         return float(total.item())
 

@@ -188,8 +188,10 @@ class Sharded:
                 targets, seed = torch.full_like(ids if work.labels is None else ids[:, 0], IGNORED), None
             with precision(device, work.dtype):
                 loss = self.part(ids, targets, reduction="sum", dropout_seed=seed)
+            work.world.pace.enter("backward")
             (loss / (work.targets / scale)).backward()
             total += loss.detach()
+        work.world.pace.enter("other")
         self.shards.collect_gradients()
         return float(total.item())
 

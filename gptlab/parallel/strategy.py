@@ -53,7 +53,11 @@ class Work:
     @property
     def share(self) -> range:
         """Those of this process's replica; may be empty."""
-        return share(self.count, self.world.replica, self.world.replicas)
+        return self.share_of(self.world.rank)
+
+    def share_of(self, rank: int) -> range:
+        """Those of a rank's replica."""
+        return share(self.count, rank // self.world.stages, self.world.replicas)
 
     @property
     def targets(self) -> int:
@@ -62,10 +66,16 @@ class Work:
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Ids (up to micro_batch_size, T) and targets, the same or (up to micro_batch_size,) labels, of a micro-batch,
-        int64 on this process's device."""
+        int64 on this process's device.
+
+        The process's pace is told that a forward pass follows.
+        """
+        self.world.pace.enter("windows")
         ids, targets = self.batches.micro_batch(step, index, self.micro_batch_size)
         device = self.world.device
-        return ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        both = ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        self.world.pace.enter("forward")
+        return both
 
     def dropout_seed(self, step: int, index: int) -> int | None:
         """What a micro-batch draws its dropout from; None where nothing is dropped."""

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from gptlab.pace import COMMUNICATION, Pace
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class World:
     mesh: DeviceMesh | None = None
     """Groups of the grid's columns (dimension `replica`) and rows (`stage`, in a pipeline); None where nothing needs
     them."""
+    pace: Pace = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
+    """Is told what this process does; None makes one that nobody asks."""
+
+    def __post_init__(self) -> None:
+        if self.pace is None:
+            object.__setattr__(self, "pace", Pace(self.rank, self.size))
 
     @property
     def stage(self) -> int:
@@ -59,9 +67,10 @@ class World:
         """The sums of each value over all processes, in float64. Collective: every process calls it alike."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
+        with self.pace.within(COMMUNICATION):
+            tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+            dist.all_reduce(tensor)
+            return [float(value) for value in tensor.tolist()]
 
     def close(self) -> None:
         """Ends the process group."""
@@ -71,7 +80,7 @@ class World:
 
 def connect(
     rank: int, size: int, device: torch.device, store: Store | None, *, shared_gpu: bool = False,
-    stages: int = 1, groups: bool = False,
+    stages: int = 1, groups: bool = False, pace: Pace | None = None,
 ) -> World:  # fmt: skip
     """Joins the world: NCCL where each process has a GPU of its own, gloo elsewhere.
 
@@ -79,6 +88,7 @@ def connect(
         store: where the processes of this attempt meet, fresh for each attempt; None in a world of one.
         stages: of a pipeline; divides the size.
         groups: whether to make the grid's groups too.
+        pace: is told what this process does; None makes one that nobody asks.
     """
     assert size % stages == 0, f"{size} processes are no whole number of replicas of {stages} stages"
     mesh = None
@@ -91,4 +101,4 @@ def connect(
         if groups:
             shape, names = ((size,), ("replica",)) if stages == 1 else ((size // stages, stages), ("replica", "stage"))
             mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    return World(rank, size, device, stages, mesh)
+    return World(rank, size, device, stages, mesh, pace)  # type: ignore[arg-type]

@@ -38,7 +38,8 @@ def chromium() -> str | None:
 def jupyterlab(folder: Path, **environment: str) -> Iterator[str]:
     """JupyterLab on a fresh folder; gives its address. Nothing of the user's settings is read or written."""
     work = folder / "notebooks"
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
+    ARTEFACTS.mkdir(exist_ok=True)
     settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(
@@ -74,7 +75,7 @@ def jupyterlab(folder: Path, **environment: str) -> Iterator[str]:
                 process.wait()
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, patience_s: float = 90) -> None:
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, patience_s: float = 300) -> None:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -102,12 +103,32 @@ def page(width: int = 1300, height: int = 1500, dark: bool = False) -> Iterator[
             browser.close()
 
 
+def dark(folder: Path) -> None:
+    """Gives a JupyterLab that runs the dark theme; pages that are opened later have it."""
+    settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
+    (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": "JupyterLab Dark"}))
+
+
+def open_cells(page: Page, address: str, folder: Path, name: str, *cells: str) -> None:
+    """Opens a new notebook of these cells and waits until its kernel is idle."""
+    from nbformat import v4, write
+
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    made = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": kernel})
+    write(made, folder / "notebooks" / name)
+    _open(page, address, name)
+
+
 def open_notebook(page: Page, address: str, folder: Path, name: str) -> None:
     """Opens a copy of a notebook of ours and waits until its kernel is idle."""
     shutil.copy(NOTEBOOKS / name, folder / "notebooks" / name)
+    _open(page, address, name)
+
+
+def _open(page: Page, address: str, name: str) -> None:
     page.goto(f"{address}/doc/tree/{name}?reset")
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=90_000)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=300_000)
+    page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=300_000)
 
 
 def run_all_cells(page: Page) -> None:

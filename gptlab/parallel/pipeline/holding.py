@@ -1,7 +1,7 @@
 """How a process holds its stages: whole, as its replicas do too, or some rows of each, the rest being the replicas'.
 
     weights = Copies(part, world)    # or Rows(part, work), for `pp+fsdp`
-    weights.load(initial_weights(config, seed))
+    weights.set(initial_weights(config, seed))
     weights.zero_grad()
     ...                              # all passes of a step, forward and backward
     weights.finish()                 # gradients are now those of all replicas
@@ -13,14 +13,13 @@ processes (`ties.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
-from gptlab.parallel.pipeline.cutting import Part, Stage
+from gptlab.parallel.pipeline.cutting import Part
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.sharded import Shards, squares
 from gptlab.parallel.strategy import Work
@@ -36,14 +35,14 @@ class Holding(Protocol):
     def zero_grad(self) -> None:
         """Forgets the gradients."""
 
-    def refresh(self) -> None:
-        """Before a forward pass: what follows other weights catches up."""
-
     def finish(self) -> None:
         """Sums the gradients over the replicas. Collective."""
 
     def squares(self, without: str | None) -> float:
         """Sum of the squares of the model's gradients but for one, over all stages and rows. Collective."""
+
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes what is this process's of a whole model's weights by name."""
 
     def take(self, whole: Tensor) -> Tensor:
         """What is this process's of a tensor of its stages."""
@@ -70,9 +69,6 @@ class Copies:
         """Forgets the gradients."""
         self.replicas.zero_grad()
 
-    def refresh(self) -> None:
-        """Nothing follows other weights: an embedding that is the head too is one module."""
-
     def finish(self) -> None:
         """Sums the gradients over the replicas, after all passes: zero bubble has no backward pass to hook into."""
         self.replicas.finish()
@@ -83,6 +79,13 @@ class Copies:
         total = torch.tensor(squares(own), dtype=torch.float64, device=self.world.device)
         dist.all_reduce(total, group=self._group)
         return float(total.item())
+
+    @torch.no_grad()
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes the weights of its stages."""
+        for name, value in weights:
+            if name in self.parameters:
+                self.parameters[name].copy_(value)
 
     def take(self, whole: Tensor) -> Tensor:
         """All of it."""
@@ -104,46 +107,38 @@ class Rows:
 
     def __init__(self, part: Part, work: Work) -> None:
         assert work.world.mesh is not None, "a world without groups cannot share weights"
-        ends = [stage for stage in part.stages.values() if stage.first or stage.last]
-        double = len(ends) == 2 and ends[1].tied
-        if double:  # fully_shard takes a module once
-            assert isinstance(ends[0], Stage) and isinstance(ends[1], Stage), "a classifier ties nothing"
-            with torch.device("meta"):
-                ends[1].wte = nn.Embedding(*ends[0].wte.weight.shape)
         self.work = work
         mesh = work.world.mesh["replica"]
-        self.shards = [Shards(stage, mesh, work.world.device, work.dtype) for stage in part.stages.values()]
-        for stage in part.stages.values():  # the rows of a pass are gathered once, by its schedule
-            cast(FSDPModule, stage).set_reshard_after_forward(False)
-        self._of = {name: shards for shards in reversed(self.shards) for name in shards.parameters}
+        self.shards = [
+            Shards(stage, mesh, work.world.device, work.dtype, regather=False)  # once a pass, by its schedule
+            for stage in part.stages.values()
+        ]
+        self._of = {name: shards for shards in self.shards for name in shards.parameters}
         self.parameters = {name: shards.parameters[name] for name, shards in self._of.items()}
-        self._twin = self.shards[-1].parameters["wte.weight"] if double else None
-        """The rows of the head, where the embedding is on this process as well."""
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
         for shards in self.shards:
             shards.zero_grad()
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """A head follows its embedding on the same process."""
-        if self._twin is not None:
-            self._twin.copy_(self.parameters["wte.weight"])
-
     def finish(self) -> None:
         """Takes over the gradients, which the schedule's last action has summed over the replicas."""
         for shards in self.shards:
             shards.collect_gradients()
-        if self._twin is not None:
-            embedding = self.parameters["wte.weight"].grad
-            assert embedding is not None and self._twin.grad is not None
-            embedding.add_(self._twin.grad)
 
     def squares(self, without: str | None) -> float:
         """Sum of squares over all processes, which have different rows."""
         own = [p.grad for name, p in self.parameters.items() if p.grad is not None and name != without]
         return self.work.world.sum([squares(own)])[0]
+
+    @torch.no_grad()
+    def set(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes this process's rows of the weights of its stages."""
+        for shards in self.shards:
+            shards.set(())  # what was gathered for an evaluation is let go
+        for name, value in weights:
+            if name in self.parameters:
+                self.parameters[name].copy_(self.take(value))
 
     def take(self, whole: Tensor) -> Tensor:
         """This process's rows."""
@@ -152,11 +147,3 @@ class Rows:
     def gather(self, name: str, mine: Tensor) -> Tensor | None:
         """The rows of all replicas."""
         return self._of[name].gather(name, mine)
-
-
-@torch.no_grad()
-def load(held: Holding, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Takes what is this process's of a whole model's weights by name."""
-    for name, value in weights:
-        if name in held.parameters:
-            held.parameters[name].copy_(held.take(value))

@@ -28,8 +28,9 @@ from gptlab.checkpoint import MODEL, OPTIMIZER
 from gptlab.cuts import layers_of_stages
 from gptlab.making import first_weights, whole_shapes
 from gptlab.optimizer import optimizer_of
+from gptlab.pace import COMMUNICATION
 from gptlab.parallel.pipeline.cutting import Part, make_part
-from gptlab.parallel.pipeline.holding import Copies, Holding, Rows, load
+from gptlab.parallel.pipeline.holding import Copies, Holding, Rows
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
@@ -61,7 +62,7 @@ class Pipelined:
         self.owners = owners(self.name, self.place)
         self.layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
         self.numbers = held(self.name, self.place, world.stage)
-        self.clock = Clock(world.device)
+        self.clock = Clock(world.device, world.pace)
         self.part = self._cut(attention)
         sharded = config.strategy == "pp+fsdp"
         self.held: Holding
@@ -70,7 +71,7 @@ class Pipelined:
             self.held = Rows(self.part, work)
         else:
             self.held = Copies(self.part, world)
-        load(self.held, self._first_weights())
+        self.held.set(self._first_weights())
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
@@ -135,14 +136,15 @@ class Pipelined:
 
     def compute(self, step: int, scale: float) -> float:
         """Forward and backward over the replica's micro-batches, and the sums. Collective."""
-        work, each = self.work, self.count * self.work.micro_batch_size
+        work, each, pace = self.work, self.count * self.work.micro_batch_size, self.work.world.pace
         self.held.zero_grad()
-        self.held.refresh()
         self._factor = scale / work.targets
         self._total.zero_()
         for turn in range(self.passes):
             at = work.world.replica * self.passes + turn
+            pace.enter("windows")
             ids, targets = (part.to(work.world.device) for part in work.batches.micro_batch(step, at, each))
+            pace.enter(COMMUNICATION)  # all that is no pass; each pass says so itself
             watched = self._steps == TIMED - 1 and turn == 0
             if watched:
                 dist.barrier(self.group)  # whose end is one moment for all
@@ -156,6 +158,7 @@ class Pipelined:
             gradient = self.held.parameters[self.tied].grad
             assert gradient is not None
             self.tie.add(gradient)
+        pace.enter("other")
         return float(self._total.item())
 
     def _run(self, ids: Tensor, targets: Tensor, seeds: list[int | None]) -> None:
@@ -209,7 +212,6 @@ class Pipelined:
         assert isinstance(self.part, Part)
         config, here = self.work.config, self.work.world.stage
         self._let_go()
-        self.held.refresh()
         x = ids
         for number, owner in enumerate(self.owners):
             if owner != here:
@@ -275,7 +277,7 @@ class Pipelined:
 
     def load(self, files: Files) -> None:
         """Takes the part of this process's stages."""
-        load(self.held, files[MODEL].items())
+        self.held.set(files[MODEL].items())
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.held.parameters:

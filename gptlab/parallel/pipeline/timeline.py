@@ -1,6 +1,6 @@
 """When the stages of a pipeline really worked: a clock around each pass, and each stage's own times.
 
-    clock = Clock(device)
+    clock = Clock(device, pace)
     clock.start()
     with clock.note("F", 0, 3):
         ...
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gptlab.pace import COMMUNICATION, Pace
 from gptlab.parallel.pipeline.schedules import Action, TorchStage
 from gptlab.parallel.pipeline.simulator import Span, StageTimes, Timeline, predict
 from gptlab.spread import SCHEDULES, Layout, trouble
@@ -34,10 +35,13 @@ REPEATS = 3
 
 
 class Clock:
-    """Takes down when passes began and ended, while it is on."""
+    """Takes down when passes began and ended, while it is on; and tells the process's pace of them, always.
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+    Between two passes a process waits for another stage.
+    """
+
+    def __init__(self, device: torch.device, pace: Pace) -> None:
+        self.cuda, self.pace = device.type == "cuda", pace
         self.on = False
         self._zero: Any = None
         self._marks: list[tuple[Action, Any, Any]] = []
@@ -59,12 +63,12 @@ class Clock:
     @contextmanager
     def note(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
         """Around a pass."""
-        if not self.on:
-            yield
-            return
-        began = self._now()
+        self.pace.enter("forward" if kind == "F" else "backward")
+        began = self._now() if self.on else None
         yield
-        self._marks.append((Action(kind, stage, micro_batch), began, self._now()))
+        if self.on:
+            self._marks.append((Action(kind, stage, micro_batch), began, self._now()))
+        self.pace.enter(COMMUNICATION)
 
     def spans(self, process: int) -> list[Span]:
         """What was taken down since `start`, by a process; the clock is off afterwards."""

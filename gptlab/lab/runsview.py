@@ -1,0 +1,326 @@
+"""The view of runs: live curves, a table that sorts, progress, logs; stop, resume, compare and hide.
+
+    >>> from gptlab.lab import RunsView
+    >>> view = RunsView("runs")
+    >>> view                          # in a notebook
+    >>> view.show(x="tokens", log_y=True); view.sort("val_loss"); view.compare("a", "b")
+
+It reads run directories, so it shows runs of this kernel, of another notebook, of a terminal, and those that an earlier
+kernel left; several views can watch the same runs. Drawing happens in a process of its own (`drawing.py`). Whatever a
+widget does is a method too, and the box under "code" says the call.
+Left out on purpose: starting runs (`sweeppanel.py`), what is drawn (`figures.py`, `tables.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+
+from gptlab.config import ConfigError
+from gptlab.lab.curves import XAxis
+from gptlab.lab.desk import Mailbox, Part
+from gptlab.lab.naming import sweeps_in
+from gptlab.lab.parts import CodeBox, button, call, fold, message, row, set_options, set_text, wide
+from gptlab.lab.viewbar import ViewBar
+from gptlab.runs import ACTIVE, Run, default_runs_dir, list_runs
+from gptlab.sweeps import Sweep
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+LIVE_S, QUIET_S = 0.2, 2.0
+"""Seconds between two looks at the runs while some train, and while none does."""
+
+
+class RunsView(Part):
+    """Curves and table of the runs in a folder, or of one of its sweeps.
+
+    Args:
+        runs_dir: where runs are read; GPTLAB_RUNS, or `runs`, unless told otherwise.
+        sweep: which sweep is shown; the newest, and every run where there is none. "" is every run.
+    """
+
+    def __init__(
+        self, runs_dir: str | os.PathLike[str] | None = None, *, sweep: str | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(kind or "runs", Path(runs_dir) if runs_dir is not None else default_runs_dir())
+        self.code = CodeBox()
+        self._hidden: set[str] = set()
+        self._compared: list[str] = []
+        self._log_of: str | None = None
+        self._states: dict[str, str] = {}
+        self.active = False
+        """Whether something that is shown trained at the last look."""
+        self.asked_at = self.shown_at = 0.0
+        """When the last look began, and when the last one began that is on the page, in `time.monotonic()`."""
+        self._build()
+        if sweep is not None:
+            self._bar.choose(sweep)
+        self._tell()
+        self._open()
+
+    def _build(self) -> None:
+        """The widgets. Their callbacks hold the mailbox and not the view."""
+        post = self.post
+        self.picture, self.table_html, self.progress = wide("picture"), wide("runs"), wide("progress")
+        self._log, self._comparison = wide("log-box"), wide("comparison")
+        self._message = widgets.HTML()
+        self._message.add_class("gptlab-view-message")
+        self._bar = ViewBar(sweeps_in(self.runs_dir), lambda: post.put("look"))
+        self._picker = widgets.SelectMultiple(options=[], rows=4, tooltip="Runs that the buttons work on; none is all",
+                                              layout={"width": "260px"})  # fmt: skip
+        self._picker.add_class("gptlab-pick")
+        self._picker.observe(lambda _: post.put("look"), "value")
+        words = (
+            ("Stop", "stop", "Stop the picked runs, each with a checkpoint"),
+            ("Resume", "play", "Go on with the picked runs from their newest checkpoint"),
+            ("Compare", "columns", "Show the picked runs alone, and how their settings differ"),
+            ("Hide", "eye-slash", "Leave the picked runs out"),
+            ("Log", "file-text-o", "Show what the picked run printed"),
+            ("Show all", "eye", "Take back Hide, Compare and Log"),
+            ("Stop all", "stop-circle", "Stop every run that trains here, and start no more"),
+        )
+        self._buttons = {
+            text: button(text, icon, tooltip, _pressing(post, text), name=f"view-{text.lower().replace(' ', '-')}")
+            for text, icon, tooltip in words
+        }
+        self.bar = self._bar.widget
+        actions = row([self._picker, row(list(self._buttons.values()))])
+        self.more = [
+            ("stop, resume, compare, hide, log", widgets.VBox([actions, self._message])),
+            ("code", self.code.widget),
+        ]
+        self.below = [self._comparison, self._log]
+        self.widget = widgets.VBox(
+            [self.bar, self.progress, self.picture, self.table_html, *self.below, fold(self.more)],
+            layout={"max_width": "1150px", "grid_gap": "6px"},
+        )
+        self.widget.add_class("gptlab-view")
+
+    # What widgets do, as calls -----------------------------------------------------------------------------------
+
+    def show(self, sweep: str | None = None, *, x: XAxis | None = None, log_x: bool | None = None,
+             log_y: bool | None = None) -> None:  # fmt: skip
+        """Shows another sweep of the folder ("" for every run), or draws the axes otherwise."""
+        for widget, value in ((self._bar.x, x), (self._bar.log_x, log_x), (self._bar.log_y, log_y)):
+            if value is not None:
+                widget.value = value
+        if sweep is not None:
+            self._bar.choose(sweep)
+        self.due = 0.0
+
+    def sort(self, column: str | None, *, descending: bool = False) -> None:
+        """Sorts the table by a column as `table()` names it; None leaves the order in which runs were started.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        self._bar.sort_by(column, descending)
+        self.due = 0.0
+
+    def stop(self, *names: str) -> None:
+        """Asks runs to stop after the step they take, each with a checkpoint; without names all that are shown and
+        train, and the queue of their sweep."""
+        if not names:
+            for sweep in self.desk.active_sweeps(self.runs_dir):
+                sweep.stop()
+                self.code.add("sweep.stop()")
+        for run in self._runs(names):
+            if run.is_active:
+                run.request_stop()
+                self.code.add(f"{call('gptlab.Run.open', run.name, str(self.runs_dir))}.request_stop()")
+        self.due = 0.0
+
+    def resume(self, *names: str) -> None:
+        """Goes on with runs from their newest checkpoint; without names with all that are shown and were interrupted.
+
+        Raises:
+            ConfigError: a run that is finished, or that another process trains.
+        """
+        from gptlab import launcher
+
+        runs = self._runs(names)
+        for run in runs if names else [run for run in runs if run.state in ("stopped", "failed", "lost")]:
+            handle = launcher.resume(run.name, runs_dir=self.runs_dir)
+            self.desk.handles[run.path.absolute()] = handle
+            self.code.add(call("gptlab.resume", run.name, runs_dir=str(self.runs_dir)))
+        self.due = 0.0
+
+    def hide(self, *names: str) -> None:
+        """Leaves runs out of picture and table; `show_all` brings them back."""
+        self._hidden |= {run.name for run in self._runs(names)} if names else set()
+        self.due = 0.0
+
+    def compare(self, *names: str) -> pandas.DataFrame:
+        """Shows these runs alone, with the settings in which they differ; gives those, a column a run."""
+        import pandas
+
+        from gptlab.lab.comparing import differences
+
+        runs = self._runs(names)
+        self._compared = [run.name for run in runs]
+        self.due = 0.0
+        return pandas.DataFrame.from_dict(differences(runs), orient="index", columns=self._compared)
+
+    def log(self, name: str) -> str:
+        """Shows what a run printed, and gives it."""
+        (run,) = self._runs([name])
+        self._log_of = run.name
+        self.due = 0.0
+        return run.log()
+
+    def show_all(self) -> None:
+        """Takes back `hide`, `compare` and `log`."""
+        self._hidden, self._compared, self._log_of = set(), [], None
+        self.due = 0.0
+
+    def table(self) -> pandas.DataFrame:
+        """What the table shows, a row a run, invalid cells too. Columns as in `gptlab sweep`'s CSV."""
+        import pandas
+
+        from gptlab.lab import tables
+
+        rows = self._gather()[0]
+        table = pandas.DataFrame(tables.ordered(rows, *self._bar.order))
+        for column in ("parameters", "non_embedding", "step", "max_iters"):
+            if column in table:
+                table[column] = table[column].astype("Int64")  # whole numbers, also beside cells without one
+        return table
+
+    def figure(self, **drawn: Any) -> Figure:
+        """The curves as a matplotlib figure, drawn as the view is unless told otherwise (`figures.draw`). Call it in a
+        cell, never in a thread."""
+        from gptlab.lab import figures
+
+        _, series, places = self._gather()
+        return figures.draw(series, **({"places": places} | self.axes | drawn))
+
+    def save(self) -> list[Path]:
+        """Writes picture (PNG, SVG) and table (CSV) to the runs folder; gives their paths."""
+        from gptlab.lab.drawing import save
+
+        rows, series, places = self._gather()
+        return [Path(path) for path in save(self.stem, series, rows, places=places, **self.axes)]
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """How the axes are drawn."""
+        return self._bar.axes
+
+    @property
+    def sweep_name(self) -> str | None:
+        """The sweep that is shown; None where every run is."""
+        return self._bar.sweep
+
+    @property
+    def stem(self) -> Path:
+        """Where the shown is saved, without the ending: beside the sweep's manifest."""
+        return self.runs_dir / (f"{self.sweep_name}.sweep" if self.sweep_name else "all-runs")
+
+    @property
+    def picked(self) -> list[str]:
+        """Names of the runs that are picked."""
+        return list(self._picker.value)
+
+    def _gather(self) -> tuple[list[dict[str, Any]], list[Any], list[int]]:
+        from gptlab.lab.gathering import Gatherer
+
+        return Gatherer().gather(self.runs_dir, self.sweep_name, hidden=self._hidden, only=self._compared)
+
+    def _runs(self, names: Sequence[str]) -> list[Run]:
+        """The runs of these names, or all that are shown."""
+        if names:
+            return [Run.open(name, self.runs_dir) for name in names]
+        return Sweep.open(self.sweep_name, self.runs_dir).runs if self.sweep_name else list_runs(self.runs_dir)
+
+    # The desk's thread -------------------------------------------------------------------------------------------
+
+    def do_look(self) -> None:
+        """Something was chosen: the desk looks at once after any command."""
+        self._tell()
+
+    def do_button(self, text: str) -> None:
+        """A button over the picked runs."""
+        picked = self.picked
+        if text == "Stop all":
+            self.stop()
+            return self.say("Stopping: each run ends with its step and a checkpoint …")
+        if text == "Show all":
+            self.show_all()
+        elif not picked:
+            raise ConfigError(f"{text} needs a run: pick one or more in the list, or by a click on their rows.")
+        elif text == "Log":
+            self._log_of = picked[-1]
+        elif text == "Compare":
+            self._compared = picked
+        else:
+            getattr(self, text.lower())(*picked)
+        self._tell()
+        self.say("")
+
+    def look(self) -> dict[str, Any]:
+        self.asked_at = time.monotonic()
+        self.due = self.asked_at + (LIVE_S if self.active else QUIET_S)
+        sort, descending = self._bar.order
+        return {
+            "kind": "runs", "runs_dir": str(self.runs_dir), "sweep": self.sweep_name, **self.axes,
+            "sort": sort, "descending": descending, "hidden": sorted(self._hidden),
+            "only": self._compared, "compare": self._compared, "picked": self.picked, "log": self._log_of,
+            "running": self.active, "clickable": True,
+        }  # fmt: skip
+
+    def display(self, answer: dict[str, Any]) -> None:
+        self.shown_at = self.asked_at
+        for widget, name in (
+            (self.picture, "svg"), (self.table_html, "table"), (self.progress, "progress"),
+            (self._comparison, "compare"), (self._log, "log"),
+        ):  # fmt: skip
+            if name in answer:
+                set_text(widget, answer[name])
+        if "error" in answer:
+            self.say(answer["error"], bad=True)
+        if "runs" in answer:
+            self._states = dict(answer["runs"])
+            set_options(self._picker, list(self._states))
+            self._bar.offer(answer["sweeps"])
+            self.active = answer["active"] > 0
+            self._buttons["Stop all"].disabled = not self.active
+            self._buttons["Stop"].disabled = not self.active
+            self._buttons["Resume"].disabled = all(state in ACTIVE for state in self._states.values())
+            self._tell()
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        set_text(self._message, message(text, bad=bad) if text else "")
+
+    def _tell(self) -> None:
+        """The calls that make the same picture and table in a script."""
+        sweep, folder = self.sweep_name, str(self.runs_dir)
+        runs = (
+            f"{call('gptlab.sweeps.Sweep.open', sweep, folder)}.runs"
+            if sweep
+            else call("gptlab.runs.list_runs", folder)
+        )
+        if self._compared:
+            runs = f"[gptlab.Run.open(name, {folder!r}) for name in {self._compared!r}]"
+        elif self._hidden:
+            runs = f"[run for run in {runs} if run.name not in {sorted(self._hidden)!r}]"
+        axes = {key: value for key, value in self.axes.items() if value not in (False, "step")}
+        drawn = "".join(f", {key}={value!r}" for key, value in axes.items())
+        lines = [
+            "import gptlab, gptlab.runs, gptlab.sweeps", "from gptlab.lab import figures", f"runs = {runs}",
+            f"figures.save(figures.draw([figures.read(run) for run in runs]{drawn}), 'runs.png')",
+        ]  # fmt: skip
+        if self._log_of:
+            lines.append(f"print({call('gptlab.Run.open', self._log_of, folder)}.log())")
+        self.code.show("\n".join(lines))
+
+
+def _pressing(post: Mailbox, text: str) -> Callable[[], None]:
+    """What a button does: a function that holds no view."""
+    return lambda: post.put("button", text)

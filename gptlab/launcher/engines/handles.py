@@ -1,0 +1,136 @@
+"""What the caller of `launch` holds of a run that another program starts. All it knows, it reads from the directory.
+
+handle = start_agent(run, ["torchrun", ...], {})    # torchrun and DLRover: a process of this machine
+handle = JobHandle(run, attempt, "1234")            # SLURM: a job in a queue
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gptlab.config import ConfigError
+from gptlab.launcher.engines import queue, settings
+from gptlab.launcher.handle import Handle
+from gptlab.runs import Run, read_json, write_json
+
+LOG = "engine.log"
+"""In the run directory: what torchrun, DLRover or SLURM has to say."""
+ASK_S = 2.0
+"""Seconds between two questions to SLURM."""
+
+
+class EngineHandle(Handle):
+    """A run whose processes are not the warm supervisor's.
+
+    Args:
+        attempt: number of the first attempt of this start; older results are not its own.
+    """
+
+    def __init__(self, run: Run, attempt: int) -> None:
+        self.run, self._attempt = run, attempt
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Waits until the run is over. Returns its result.json, or ``{"status": "lost", "message": ...}``.
+
+        Raises:
+            TimeoutError: the run is not over after so many seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_over:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the run {self.run.name!r} is still {self.status} after {timeout:g} s")
+            time.sleep(0.1)
+        result = self.run.result()
+        if result is not None and result.get("attempt", 0) >= self._attempt:
+            return result
+        log = self.run.path / LOG
+        words = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
+        message = f"{self.run.name!r} ended without a result: `gptlab train --resume` goes on from its checkpoint"
+        return {"status": "lost", "attempt": self._attempt, "message": f"{message}\n{words}".strip()}
+
+
+class AgentHandle(EngineHandle):
+    """A run under an agent that is a child of this process."""
+
+    def __init__(self, run: Run, attempt: int, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(run, attempt)
+        self.process = process  # its standard input is the leash: the agent ends when this process does
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agent has left."""
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """Ends the agent and its workers now, without a checkpoint; the run is then stopped."""
+        self.process.terminate()
+
+
+class JobHandle(EngineHandle):
+    """A run in SLURM's queue, or in one of its jobs.
+
+    Args:
+        job: the job's number, with `_N` for the N-th of an array.
+    """
+
+    def __init__(self, run: Run, attempt: int, job: str) -> None:
+        super().__init__(run, attempt)
+        self.job = job
+        self._asked, self._there = 0.0, True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the queue knows of no job any more that is waiting or at work."""
+        if not self._there or time.monotonic() - self._asked < ASK_S:
+            return not self._there
+        self._asked = time.monotonic()
+        self._there = queue.is_alive(self.job)
+        return not self._there
+
+    def stop(self) -> None:
+        """Asks for a stop after the step that is being taken, with a checkpoint; takes a waiting job from the queue."""
+        self.run.request_stop()
+        if queue.state(self.job) == "PENDING":
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the job now."""
+        queue.cancel(self.job)
+        status = read_json(self.run.path / "status.json") or {}
+        if status.get("state") == "queued":
+            with contextlib.suppress(OSError):
+                write_json(
+                    self.run.path / "status.json", status | {"state": "stopped", "message": "taken from the queue"}
+                )
+
+
+def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *, alone: bool) -> AgentHandle:
+    """Starts a command that starts the run's ranks, in a process that ends it when this one ends.
+
+    Args:
+        alone: whether no other node takes part.
+    """
+    attempts = run.attempts()
+    attempt = int(attempts[-1].name) + 1 if attempts else 1
+    flags = ["--alone"] if alone else []
+    around = [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), *flags, "--"]
+    with open(run.path / LOG, "ab") as log:
+        try:
+            process = subprocess.Popen(
+                [*around, *command],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                env=settings.full_environment(environ),
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"{command[0]} cannot be started ({error.strerror}): install it.") from None
+    return AgentHandle(run, attempt, process)

@@ -1,0 +1,93 @@
+"""From a config and an engine to a run directory and its handle, or to a manifest.
+
+    run = prepare(config, "first", None, Torchrun(nodes="2", rdzv_endpoint="node1:29500"))
+    print(engine.plan(run))
+
+Left out on purpose: runs of the warm supervisor, which `gptlab.launch` starts itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptlab import joining
+from gptlab.config import ConfigError, TrainConfig
+from gptlab.launcher.engines import Engine, Slurm, Torchrun
+from gptlab.recording import create_run
+from gptlab.runs import Run, default_runs_dir, is_locked, write_json
+
+if TYPE_CHECKING:
+    from gptlab.launcher.handle import Handle
+
+MADE_S = 10.0
+"""How long the node that makes a run may take between its folder and its run.json."""
+
+
+def prepare(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[str] | None, engine: Engine) -> Run:
+    """A new run directory for an engine, with nothing started; or the one that another node has made, to join.
+
+    Raises:
+        ConfigError: what cannot work; then nothing was made.
+    """
+    from gptlab import initial
+    from gptlab.launcher import check
+
+    cwd = Path.cwd()
+    engine.check(config)
+    if isinstance(engine, Slurm):  # its nodes are not this machine: of this one only the file system counts
+        config = engine.settle(config)
+        check_text(config, cwd)
+    else:
+        check(config, cwd)
+    initial.check(config, cwd)
+    base = (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute()
+    if name is not None and isinstance(engine, Torchrun) and engine.joins and (base / name).is_dir():
+        return _join(base / name, config)
+    run = create_run(config, name, base, cwd=str(cwd))
+    write_json(run.path / "status.json", {"state": "queued", "attempt": 0, "updated": time.time(), "pids": []})
+    return run
+
+
+def launch(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[str] | None, engine: Engine) -> Handle:
+    """Makes a run and has the engine start it; returns at once."""
+    return engine.start(prepare(config, name, runs_dir, engine))
+
+
+def resume(name: str, runs_dir: str | os.PathLike[str] | None, engine: Engine) -> Handle:
+    """Has an engine go on with a run from its newest good checkpoint.
+
+    Raises:
+        ConfigError: a run that does not exist, is finished, or is being trained and cannot be joined.
+    """
+    run = Run(Run.open(name, runs_dir).path.absolute())
+    joins = isinstance(engine, Torchrun) and engine.joins
+    if is_locked(run.path) and not joins:
+        raise ConfigError(f"The run {run.name!r} is being trained by another process: wait for it, or stop it.")
+    result = run.result() or {}
+    if result.get("status") == "finished":
+        raise ConfigError(
+            f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
+        )
+    engine.check(run.config)
+    return engine.start(run)
+
+
+def check_text(config: TrainConfig, cwd: Path) -> None:
+    """Refuses a text that cannot be trained on."""
+    from gptlab import corpus
+
+    inside = cwd / config.data
+    corpus.check(str(inside) if inside.exists() else config.data, config.tokenizer, config.block_size)
+
+
+def _join(path: Path, config: TrainConfig) -> Run:
+    until = time.monotonic() + MADE_S
+    while not (path / "run.json").is_file():
+        if time.monotonic() > until:
+            raise ConfigError(f"{path} is a folder without a run: choose another --name.")
+        time.sleep(0.05)
+    joining.check_same(path, config)
+    return Run(path)

@@ -1,0 +1,99 @@
+"""The lab's pictures: curves, their words, themes and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from labtools import made_run
+
+from gptlab.lab import figures, tables
+
+
+def test_styles_are_unique_for_sixteen_runs() -> None:
+    assert len({figures.style(index) for index in range(figures.MOST_CURVES)}) == figures.MOST_CURVES == 16
+
+
+def test_svg_is_text_with_the_page_s_colours_and_says_last_values(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path), "1 & <2>")
+    picture = figures.svg(figures.draw([one], legend=True), figures.describe([one]))
+    loss = one.columns["loss"][-1]
+    assert picture.startswith("<svg") and 'role="img"' in picture
+    assert f"1 &amp; &lt;2&gt; at step 50: loss {loss:.3f}, 40,000 tokens per second, MFU 20.0 %" in picture
+    assert "tokens per second</text>" in picture, "text stays text"
+    assert "var(--jp-ui-font-color1" in picture and "<script" not in picture
+    again = figures.svg(figures.draw([one], legend=True), figures.describe([one]))
+    assert picture == again, "an unchanged picture need not be sent"
+
+
+def test_numbers_on_axes_keep_their_digits(tmp_path: Path) -> None:
+    figure = figures.draw([figures.read(made_run(tmp_path))])
+    figure.axes[0].set_yticks([2.25, 2.75])
+    picture = figures.svg(figure, "")
+    assert ">2.25</text>" in picture and ">2.75</text>" in picture
+
+
+def test_names_are_never_markup_or_mathematics(tmp_path: Path) -> None:
+    one = figures.empty("x", "$\\frac{<b>$")
+    assert "no points yet" in figures.svg(figures.draw([one]), figures.describe([one]))
+    run = figures.read(made_run(tmp_path), "$\\frac{<b>$")
+    assert "&lt;b&gt;" in figures.svg(figures.draw([run]), "")
+    row = {"name": "x", "n_layer": "<i>", "n_head": 1, "n_embd": 1, "state": "<script>", "reason": "<img>"}
+    assert not re.search(r"<(i|script|img)>", tables.table([row], {}))
+
+
+def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path, rows=2000, max_iters=2000))
+    raw, smooth = figures.draw([one]).axes[0].get_lines()[:2]
+    assert len(raw.get_xdata()) <= 160 and len(smooth.get_xdata()) <= 80  # type: ignore[arg-type]
+    assert smooth.get_xdata()[-1] == 2000  # type: ignore[index]
+    late = one.columns["loss"][1000:]
+    assert abs(smooth.get_ydata()[-1] - late.mean()) < 0.05  # type: ignore[index]
+
+
+def test_log_axes_bands_and_places(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    again = dataclasses.replace(one, restarts=[(21, 30)])
+    assert "50: loss" in figures.describe([again]) and "1 restart" in figures.describe([again])
+    plain, banded = figures.draw([one]), figures.draw([again], places=[5])
+    assert not plain.axes[0].patches and len(banded.axes[0].patches) == 1, "a restart is a band"
+    assert banded.axes[0].get_lines()[1].get_color() == figures.COLOURS[5], "a run keeps its colour"
+    left, right = banded.axes[0].patches[0].get_extents().transformed(banded.axes[0].transData.inverted()).intervalx
+    assert (round(left), round(right)) == (21, 30)
+    for x in figures.X_LABELS:
+        figure = figures.draw([one], x=x, log_x=True, log_y=True)
+        assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
+        assert figures.X_LABELS[x] in figures.svg(figure, "")
+
+
+def test_the_legend_stands_beside_the_curves_inside_the_picture(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    for labels in (["2\N{MULTIPLICATION SIGN}2\N{MULTIPLICATION SIGN}64"] * 9, ["lab-1a2b3c-" + "4x4x128-" * 9, "b"]):
+        figure = figures.draw([dataclasses.replace(one, label=label) for label in labels])
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 and box.y0 >= 0
+        for axes in figure.axes:
+            tight = axes.get_tightbbox()
+            assert tight is not None and tight.x1 < box.x0, "nothing of a panel reaches into it"
+
+
+def test_files_have_a_theme_and_are_whole(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    dark = figures.draw([one], theme="dark")
+    vector = figures.save(dark, tmp_path / "a.svg", description="said").read_text()
+    assert 'aria-label="said"' in vector and "#16181b" in vector and "var(--jp" not in vector
+    assert figures.save(dark, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.glob("*a.*")) == ["a.png", "a.svg"]
+
+
+def test_figure_needs_no_pyplot_and_shows_itself(tmp_path: Path) -> None:
+    code = (
+        "import sys; from gptlab.lab import figures; p = figures.draw([figures.empty('a', 'a')])._repr_png_();"
+        "assert p.startswith(b'\\x89PNG'); assert not {'matplotlib.pyplot', 'torch'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
