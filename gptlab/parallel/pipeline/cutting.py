@@ -40,8 +40,7 @@ class Stage(GPT):
         self.config, self.attention = whole.config, whole.attention
         self.layers, self.first, self.last, self.dtype, self.in_chunks = layers, first, last, dtype, in_chunks
         self.scored = scored
-        self.tied = last and whole.lm_head is None and not scored
-        if first or self.tied:
+        if first or (last and whole.lm_head is None and not scored):
             self.wte = whole.wte
         self.wpe = whole.wpe if first else None
         self.h = nn.ModuleDict({str(layer): whole.h[layer] for layer in layers})  # type: ignore[assignment]
@@ -83,9 +82,6 @@ class ScoredStage(nn.Module):
         score: of the last.
         pad_id: the id that fills rows up.
     """
-
-    tied = False
-    """A score is no embedding."""
 
     def __init__(self, transformer: Stage, score: nn.Module, pad_id: int | None) -> None:
         super().__init__()
