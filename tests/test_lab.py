@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -332,27 +330,3 @@ def test_sweep_names_follow_the_settings_not_the_shape() -> None:
     base = TrainConfig(max_iters=10)
     assert sweep_name("lab", base) == sweep_name("lab", base.replace(n_layer=3))
     assert sweep_name("lab", base) != sweep_name("lab", base.replace(max_iters=11))
-
-
-def test_demo_page_needs_no_network_and_keeps_the_widgets_last_picture() -> None:
-    pytest.importorskip("nbconvert")
-    from nbformat.v4 import new_code_cell, new_notebook, new_output
-
-    from gptlab.lab import demo
-
-    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "box"}, "text/plain": "Lab"}
-    state = {
-        "box": {"state": {"children": ["IPY_MODEL_picture"], "_model_name": "VBoxModel"}},
-        "picture": {"state": {"value": '<svg id="last"></svg>', "_model_name": "HTMLModel"}},
-    }
-    notebook = new_notebook(cells=[new_code_cell("lab", outputs=[new_output("display_data", data=view)])])
-    notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": state}}
-    page = demo.page(notebook)
-    assert '<svg id="last"></svg>' in page
-    assert not re.search(r"""(src|href)=["']https?:""", page) and "import(" not in page
-
-
-def test_notebook_is_stored_without_outputs() -> None:
-    notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "01_sweep.ipynb").read_text())
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     run, command = Run(Path(argv[0])), argv[argv.index("--") + 1 :]
     alone = ALONE in argv[: argv.index("--")]
     before = len(run.attempts())
-    asked = threading.Event()
+    asked, orphaned = threading.Event(), threading.Event()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def hear(number: int, frame: object) -> None:
@@ -47,9 +47,9 @@ def main(argv: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, hear)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch_caller, args=(process.pid,), name="leash", daemon=True).start()
+    threading.Thread(target=watch_caller, args=(process.pid, orphaned), name="leash", daemon=True).start()
     code = wait(process, run, before)
-    if alone:
+    if alone and not orphaned.is_set():
         close(run, before, code, killed=asked.is_set())
     return code
 
@@ -73,10 +73,11 @@ def has_result(run: Run, before: int) -> bool:
     return result is not None and bool(made) and result.get("attempt", 0) >= int(made[0].name)
 
 
-def watch_caller(pid: int) -> None:
+def watch_caller(pid: int, orphaned: threading.Event) -> None:
     """Ends everything when the caller has ended."""
     while os.read(0, 1):
         pass
+    orphaned.set()  # a run that nobody has ended is lost, not failed
     end_family(pid)
     os._exit(1)
 
