@@ -16,11 +16,14 @@ import torch
 
 from gptlab import compiling
 from gptlab.attention import Attention
-from gptlab.batches import Batches, Tokens
+from gptlab.batches import Tokens
 from gptlab.config import TrainConfig
+from gptlab.documents import Documents
+from gptlab.making import labels_of, make_batches, make_model
 from gptlab.model import GPT
 from gptlab.native.engine import Engine
 from gptlab.parallel.pipeline.pipelined import Pipelined
+from gptlab.parallel.pipeline.published import PublishedPipeline
 from gptlab.parallel.replicated import Replicated
 from gptlab.parallel.sharded import Sharded
 from gptlab.parallel.strategy import Strategy, Work
@@ -52,20 +55,18 @@ class Parts:
 
 
 def assemble(
-    config: TrainConfig, setting: Setting, tokens: Tokens, world: World, *, backend: str = "inductor"
+    config: TrainConfig, setting: Setting, data: Tokens | Documents, world: World, *, backend: str = "inductor"
 ) -> Parts:
     """Builds the parts on this process's device.
 
     Args:
-        tokens: the training split.
+        data: the training split.
         backend: what torch.compile hands the graphs to, where the setting compiles.
     """
     allow_tfloat32(setting.dtype)
-    batches = Batches(
-        tokens, block_size=config.block_size, global_batch_size=config.global_batch_size, order=config.data_order,
-        seed=config.seed,
+    work = Work(
+        config, make_batches(config, data), world, setting.micro_batch_size, setting.dtype, labels_of(data)
     )  # fmt: skip
-    work = Work(config, batches, world, setting.micro_batch_size, setting.dtype)
     strategy = _spread(work, setting, backend)
     update = None
     if setting.compile == "step":
@@ -76,14 +77,16 @@ def assemble(
 def _spread(work: Work, setting: Setting, backend: str) -> Strategy:
     """The strategy that the config asks for; in a world of one all are the same."""
     if work.config.strategy in PIPELINES and work.world.size > 1:
-        return Pipelined(work, attention=setting.attention)
+        pipeline = PublishedPipeline if work.config.model == "huggingface" else Pipelined
+        return pipeline(work, attention=setting.attention)
     if work.config.strategy == "fsdp" and work.world.size > 1:
         with torch.device("meta"):
-            empty = GPT(work.config, attention=setting.attention)
+            empty = make_model(work.config, work.labels, setting.attention)
         return Sharded(empty, work)
-    model = GPT(work.config, attention=setting.attention, seed=work.config.seed).to(work.world.device)
+    model = make_model(work.config, work.labels, setting.attention).to(work.world.device)
     engine = None
     if setting.kernels == "native":
+        assert isinstance(model, GPT), "a kernel of our own trains a GPT"
         engine = Engine(model, batch=setting.micro_batch_size, threads=setting.threads, dtype=setting.dtype)
     return Replicated(
         model, work, callee=compiling.compiled(model, setting.compile, backend), fused=setting.compile != "step",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,17 @@ def stream_seed(*parts: int | str) -> int:
     """A 62-bit seed for a stream named by its parts: the same everywhere, unrelated for parts that differ."""
     text = b"".join(struct.pack("<q", p) if isinstance(p, int) else p.encode() + b"\0" for p in parts)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
+
+
+class Feed(Protocol):
+    """What a step knows of its data."""
+
+    @property
+    def targets(self) -> int:
+        """Predictions that the loss of a step is the mean of."""
+
+    def micro_batch(self, step: int, index: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Micro-batch `index` of a step: up to `size` sequences and what is to be predicted of them, on the CPU."""
 
 
 class Batches:
@@ -57,6 +68,11 @@ class Batches:
             seed,
         )
         self._permutation = lru_cache(maxsize=2)(self._deal)
+
+    @property
+    def targets(self) -> int:
+        """Predictions that the loss of a step is the mean of: every token has one."""
+        return self.size * self.block_size
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
         """Where the windows of a step begin: (global_batch_size,) int64. Steps count from 0."""

@@ -39,9 +39,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gptlab import huggingface
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.heads import SequenceClassifier
 from gptlab.model import GPT
 from gptlab.runs import read_json, write_json
+from gptlab.tokenizer import from_meta
 
 FORMAT = 1
 """Version of the layout, in state.json."""
@@ -289,11 +292,21 @@ def _shape(size: torch.Size) -> str:
 
 
 def load_model(checkpoint: str | os.PathLike[str], *, device: str = "cpu") -> tuple[GPT, dict[str, Any]]:
-    """A model and its state.json from a checkpoint, in eval mode.
+    """A GPT and its state.json from a checkpoint, in eval mode.
 
     Raises:
-        ConfigError: the checkpoint is incomplete or damaged.
+        ConfigError: the checkpoint is incomplete or damaged, or a classifier's.
     """
+    model, state = load_any(checkpoint, device=device)
+    if not isinstance(model, GPT):
+        raise ConfigError(f"The checkpoint {checkpoint} is a classifier's, which writes no text: choose another run.")
+    return model, state
+
+
+def load_any(
+    checkpoint: str | os.PathLike[str], *, device: str = "cpu"
+) -> tuple[GPT | SequenceClassifier, dict[str, Any]]:
+    """The same for either: a GPT, or a classifier, whose classes are in state.json."""
     folder = Path(checkpoint)
     wrong = fault(folder)
     if wrong:
@@ -301,13 +314,23 @@ def load_model(checkpoint: str | os.PathLike[str], *, device: str = "cpu") -> tu
     state = read_json(folder / STATE) or {}
     try:
         with torch.device("meta"):
-            model = GPT(GPTConfig.from_dict(state["model"]))
+            model = _empty(state)
         weights = load_file(folder / MODEL, device=device)
+        if state.get("origin") == "huggingface":
+            weights = huggingface.ours(weights, GPTConfig.from_dict(state["model"]))
         _check_shapes(folder, {name: value.shape for name, value in model.state_dict().items()}, weights)
         model.load_state_dict(weights, assign=True)
     except (KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"The checkpoint {folder} does not hold the model that it names ({error}).") from None
     return model.eval(), state
+
+
+def _empty(state: dict[str, Any]) -> GPT | SequenceClassifier:
+    """The model that a state.json is of, on the meta device."""
+    config = GPTConfig.from_dict(state["model"])
+    if names := state.get("classes"):
+        return SequenceClassifier(config, len(names), pad_id=from_meta(state["tokenizer"]).eot)
+    return GPT(config)
 
 
 def _sha256(path: Path) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from gptlab import spread
+from gptlab import spread, tasks
 from gptlab.fields import ConfigError, check_fields, did_you_mean, field_docs, field_types
 
 __all__ = ["LIMITS", "ConfigError", "GPTConfig", "TrainConfig", "did_you_mean", "field_docs", "field_types"]
@@ -157,6 +157,11 @@ class TrainConfig(GPTConfig):
     """Token ids the model knows. 0 takes the tokenizer's: byte 257, gpt2 50257, char as many as the text has."""
     init_from: str | None = None
     """Weights to begin with: a folder as transformers saves it, nanoGPT's ckpt.pt, a run's folder; none begins anew."""
+    task: Literal["lm", "classify"] = "lm"
+    """lm predicts each next token; classify gives a document its class, and takes labelled data: a folder with one
+    subfolder a class, or a .jsonl file of {"text": ..., "label": ...}."""
+    model: Literal["gptlab", "huggingface"] = "gptlab"
+    """Whose GPT-2 is trained: our own, or the module of Hugging Face's transformers, begun with the same weights."""
     data: str = "pysrc"
     """What to train on: a source (pysrc, shakespeare), a prepared corpus or its name, a text file or a folder."""
     tokenizer: Literal["byte", "char", "gpt2"] = "byte"
@@ -253,6 +258,7 @@ class TrainConfig(GPTConfig):
         if isinstance(self.split, Mapping):
             object.__setattr__(self, "split", spread.split_text(self.split))
         super().__post_init__()
+        tasks.check(self)
         if self.micro_batch_size > self.global_batch_size:
             raise ConfigError(
                 f"micro_batch_size {self.micro_batch_size} is larger than global_batch_size {self.global_batch_size}: "

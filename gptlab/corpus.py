@@ -19,132 +19,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from gptlab import sources
+from gptlab import labelled, sources
 from gptlab.config import ConfigError, did_you_mean
-from gptlab.preparing import FORMAT, VAL_BYTES, VERSION, Progress, Split, build
+from gptlab.prepared import Corpus, is_corpus, open_corpus
+from gptlab.preparing import VAL_BYTES, VERSION, Progress, build
 from gptlab.sources import Source
-from gptlab.tokenfile import layout
-from gptlab.tokenizer import NAMES, Tokenizer, from_meta, get_tokenizer, vocab_size_of
+from gptlab.tokenizer import NAMES, get_tokenizer
 
-if TYPE_CHECKING:
-    import numpy as np
+__all__ = ["Corpus", "check", "ensure", "find", "list_corpora", "open_corpus", "prepare"]
 
-_SPLITS: tuple[Split, Split] = ("train", "val")
 _AT_ONCE = {"byte": 4_000_000, "char": 4_000_000, "gpt2": 2_000_000}  # bytes that well under a second prepares
 _STALE_S = 86_400  # a preparation that has not ended in a day was killed
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """A prepared corpus: where it is and what its meta.json says."""
-
-    path: Path
-    meta: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Such as pysrc-byte."""
-        return self.meta["name"]
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids the tokenizer has."""
-        return self.meta["vocab_size"]
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """How its text became ids."""
-        return from_meta(self.meta["tokenizer"])
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hex SHA-256 of all ids as they stand on disk, train then val, without headers."""
-        if self.meta.get("format") == FORMAT:
-            return str(self.meta["sha256"])
-        return self._read_through()
-
-    def split(self, split: Split) -> np.ndarray:
-        """The ids of "train" or "val", (n,) uint16 or uint32, mapped from disk and read-only."""
-        import numpy as np
-
-        path = self.path / f"{split}.bin"
-        found = layout(path)
-        return np.memmap(path, found.dtype, "r", found.offset, (found.tokens,))
-
-    def check_length(self, block_size: int) -> None:
-        """ConfigError when a split has not one window: block_size ids and the one that follows."""
-        lengths = {name: layout(self.path / f"{name}.bin").tokens for name in _SPLITS}
-        name, tokens = min(lengths.items(), key=lambda item: item[1])
-        if tokens < block_size + 1:
-            mend = f"use a block_size of at most {tokens - 1}, or more text" if tokens > 1 else "use more text"
-            raise ConfigError(
-                f"The {name} part of {self.name} has {tokens} tokens, and block_size {block_size} needs "
-                f"{block_size + 1}: {mend}."
-            )
-
-    def _read_through(self) -> str:
-        """Hash of token files that came without one; each id is looked at, since others wrote them."""
-        digest = hashlib.sha256()
-        for name in _SPLITS:
-            tokens = self.split(name)
-            for start in range(0, len(tokens), 1 << 22):
-                part = tokens[start : start + (1 << 22)]
-                if part.max() >= self.vocab_size:
-                    raise ConfigError(
-                        f"{self.path / name}.bin has token {part.max()}, more than the {self.vocab_size} of tokenizer "
-                        f"{self.meta['tokenizer']['name']}: say in a meta.json which tokenizer it was made with."
-                    )
-                digest.update(part.tobytes())
-        return digest.hexdigest()
-
-
-def open_corpus(path: str | os.PathLike[str]) -> Corpus:
-    """A prepared folder: ours, or nanoGPT's (tokenizer gpt2, unless a meta.json names another).
-
-    Raises:
-        ConfigError: it is no such folder, a file is cut short, or meta.json is not ours.
-    """
-    path = Path(path)
-    if not _is_corpus(path):
-        raise ConfigError(f"{path} is not a prepared corpus: it needs train.bin and val.bin; prepare it from its text.")
-    meta = _read_meta(path)
-    if meta is None:
-        if (path / "meta.pkl").exists():
-            raise ConfigError(
-                f"{path} has nanoGPT's meta.pkl, which is not opened since a pickle can run code: prepare its text "
-                "anew, or add a meta.json that names the tokenizer (data/README.md)."
-            )
-        meta = {"tokenizer": {"name": "gpt2"}}
-    try:
-        vocab_size = vocab_size_of(meta.get("tokenizer"))
-    except ConfigError as error:
-        raise ConfigError(f"{path / 'meta.json'}: {error}") from None
-    layouts = [layout(path / f"{name}.bin") for name in _SPLITS]
-    for name, found in zip(_SPLITS, layouts, strict=True):
-        if meta.get("format") == FORMAT and (
-            not isinstance(meta.get(name), dict) or meta[name].get("tokens") != found.tokens
-        ):
-            raise ConfigError(f"{path / name}.bin and meta.json disagree on the number of tokens: prepare it again.")
-    if meta.get("format") != FORMAT:
-        meta = {"name": path.resolve().name, "tokenizer": meta["tokenizer"]}
-    elif not isinstance(meta.get("name"), str) or not isinstance(meta.get("sha256"), str):
-        raise ConfigError(f"{path / 'meta.json'} has no name or no sha256: prepare the corpus again.")
-    dtype = "uint32" if layouts[0].dtype == "<u4" else "uint16"
-    return Corpus(path, meta | {"vocab_size": vocab_size, "dtype": dtype})
-
-
-def find(data: str, tokenizer: str) -> Corpus | None:
+def find(data: str, tokenizer: str, task: str = "lm") -> Corpus | None:
     """The corpus that is prepared already, or None; no text is read. `data` is a source, a path, or a corpus's name.
+    Task classify needs one with labels.
 
     Raises:
         ConfigError: a corpus of that name exists but is damaged, or was made with another tokenizer.
@@ -153,36 +49,39 @@ def find(data: str, tokenizer: str) -> Corpus | None:
     _check_tokenizer(tokenizer)
     if _is_plain_name(data):
         for folder in (Path("data", f"{data}-{tokenizer}"), Path("data", data)):
-            if _is_corpus(folder):
+            if is_corpus(folder):
                 return _made_with(open_corpus(folder), tokenizer)
-    if _is_corpus(path):
+    if is_corpus(path):
         return _made_with(open_corpus(path), tokenizer)
     if data in sources.NAMES or path.exists():
-        cached = _cache_path(sources.source(data), tokenizer)
+        cached = _cache_path(sources.source(data), tokenizer, task)
         with contextlib.suppress(ConfigError):  # a damaged entry of the cache is made again
-            return open_corpus(cached) if _is_corpus(cached) else None
+            return open_corpus(cached) if is_corpus(cached) else None
     elif _is_plain_name(data):
         for cached in sorted(_cache().glob("*"), key=_modified, reverse=True):
-            if cached.name.startswith(data) and _is_corpus(cached) and not cached.name.startswith("."):
+            if cached.name.startswith(data) and is_corpus(cached) and not cached.name.startswith("."):
                 corpus = open_corpus(cached)
-                if corpus.name in (data, f"{data}-{tokenizer}"):
+                fits = task == "lm" or corpus.classes
+                if fits and corpus.name in (data, f"{data}-{tokenizer}"):
                     return _made_with(corpus, tokenizer)
     return None
 
 
-def check(data: str, tokenizer: str, block_size: int) -> None:
+def check(data: str, tokenizer: str, block_size: int, task: str = "lm") -> None:
     """Refuses, in under a second, text that cannot be trained on; a small one is prepared at once to know.
 
     Raises:
         ConfigError: missing, empty or unreadable; a folder without text; shorter than block_size.
     """
-    if (corpus := find(data, tokenizer)) is not None:
-        return corpus.check_length(block_size)
+    if (corpus := find(data, tokenizer, task)) is not None:
+        return corpus.check_length(block_size, task)
     text = _source(data)
     if text.size is not None and text.size <= _AT_ONCE[tokenizer]:
-        return prepare(data, tokenizer).check_length(block_size)
+        return prepare(data, tokenizer, task=task).check_length(block_size, task)
     if tokenizer == "gpt2":
         get_tokenizer(tokenizer)
+    if task == "classify":
+        return labelled.check_form(text)
     most = VAL_BYTES if text.size is None else text.size // 10 + 1  # tokens that validation can have
     if block_size + 1 > most:
         raise ConfigError(
@@ -190,12 +89,14 @@ def check(data: str, tokenizer: str, block_size: int) -> None:
         )
 
 
-def ensure(data: str, tokenizer: str, progress: Progress | None = None) -> Corpus:
+def ensure(data: str, tokenizer: str, progress: Progress | None = None, task: str = "lm") -> Corpus:
     """The corpus, prepared now if it is not yet."""
-    return prepare(data, tokenizer, progress=progress)
+    return prepare(data, tokenizer, progress=progress, task=task)
 
 
-def prepare(data: str, tokenizer: str, *, out: Path | None = None, progress: Progress | None = None) -> Corpus:
+def prepare(
+    data: str, tokenizer: str, *, out: Path | None = None, progress: Progress | None = None, task: str = "lm"
+) -> Corpus:
     """Tokenizes a source into `out`, or into the user's cache; what is there already is not done again.
 
     The folder appears whole or not at all, and two may do it at once: the first to end wins.
@@ -203,13 +104,13 @@ def prepare(data: str, tokenizer: str, *, out: Path | None = None, progress: Pro
     Raises:
         ConfigError: the text is missing, unreadable, not UTF-8, or too short; `out` holds something else.
     """
-    if out is None and (corpus := find(data, tokenizer)) is not None:
+    if out is None and (corpus := find(data, tokenizer, task)) is not None:
         return corpus
     _check_tokenizer(tokenizer)
     text = _source(data)
-    target = _cache_path(text, tokenizer) if out is None else Path(out).expanduser()
+    target = _cache_path(text, tokenizer, task) if out is None else Path(out).expanduser()
     if out is not None and target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        if _is_corpus(target) and _same(there := open_corpus(target), text, tokenizer):
+        if is_corpus(target) and _same(there := open_corpus(target), text, tokenizer, task):
             return there
         raise ConfigError(f"{out} exists and holds something else: choose another folder, or remove it.")
     report = progress or (lambda share, message: None)
@@ -217,7 +118,7 @@ def prepare(data: str, tokenizer: str, *, out: Path | None = None, progress: Pro
     try:
         _remove_stale(target)
         beside.mkdir(parents=True)
-        build(text, tokenizer, beside, report)
+        build(text, tokenizer, beside, report, task)
         _publish(beside, target)
     except OSError as error:
         raise ConfigError(
@@ -234,7 +135,7 @@ def list_corpora() -> list[Corpus]:
     found = []
     for root in (Path("data"), _cache()):
         for path in root.glob("*"):
-            if not path.name.startswith(".") and _is_corpus(path):
+            if not path.name.startswith(".") and is_corpus(path):
                 with contextlib.suppress(ConfigError):
                     found.append(open_corpus(path))
     return sorted(found, key=lambda corpus: corpus.name)
@@ -266,9 +167,10 @@ def _cache() -> Path:
     return platformdirs.user_cache_path("gptlab") / "corpora"
 
 
-def _cache_path(text: Source, tokenizer: str) -> Path:
-    """Where the cache keeps this text; another format, tokenizer or state of the text is another folder."""
-    key = hashlib.sha256(repr((VERSION, text.fingerprint, tokenizer)).encode()).hexdigest()[:12]
+def _cache_path(text: Source, tokenizer: str, task: str) -> Path:
+    """Where the cache keeps this text; another format, tokenizer or state of it, or labels, are another folder."""
+    parts = (VERSION, text.fingerprint, tokenizer) + ((task,) if task != "lm" else ())
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
     return _cache() / f"{text.name[:80]}-{tokenizer}-{key}"
 
 
@@ -315,27 +217,10 @@ def _made_with(corpus: Corpus, tokenizer: str) -> Corpus:
     return corpus
 
 
-def _same(corpus: Corpus, text: Source, tokenizer: str) -> bool:
+def _same(corpus: Corpus, text: Source, tokenizer: str, task: str) -> bool:
     about = corpus.meta.get("source")
     same_text = isinstance(about, dict) and about.get("fingerprint") == text.fingerprint
-    return same_text and corpus.meta["tokenizer"]["name"] == tokenizer
-
-
-def _read_meta(path: Path) -> dict[str, Any] | None:
-    """meta.json, or None where there is none."""
-    try:
-        meta = json.loads((path / "meta.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError):
-        raise ConfigError(f"{path / 'meta.json'} is not readable JSON: prepare the corpus again.") from None
-    if not isinstance(meta, dict) or (meta.get("format") == FORMAT and meta.get("version") != VERSION):
-        raise ConfigError(f"{path / 'meta.json'} is not of version {VERSION} of {FORMAT}: prepare the corpus again.")
-    return meta
-
-
-def _is_corpus(path: Path) -> bool:
-    return all((path / f"{split}.bin").is_file() for split in _SPLITS)
+    return same_text and bool(corpus.classes) == (task == "classify") and corpus.meta["tokenizer"]["name"] == tokenizer
 
 
 def _is_plain_name(data: str) -> bool:

@@ -20,6 +20,7 @@ from gptlab.counts import (
     Parameters,
     attention_flops_per_token,
     flops_per_token,
+    logit_columns,
     logit_rows,
     loss_in_chunks,
     matmul_parameters,
@@ -73,7 +74,7 @@ def traffic_bytes_per_token(config: GPTConfig, dtype: str = "float32", micro_bat
     block = 4 * C * (2 * (2 + 3) + 2 * (3 + 3)) + s * (activation + C * (9 + 6))
     if s == 2:
         block += 2 * 3 * (4 + 2) * C
-    tokens, loss = micro_batch_size * config.block_size, 4 * config.vocab_size * 8
+    tokens, loss = micro_batch_size * config.block_size, 4 * logit_columns(config) * 8
     if loss_in_chunks(config, tokens):
         loss = V * (4 * 4 + (12 if s == 2 else 0)) + 8 * V * C // logit_rows(tokens, V)
     return config.n_layer * block + 4 * C * (2 + 3) + loss

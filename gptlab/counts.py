@@ -121,11 +121,22 @@ def parameters(config: GPTConfig) -> Parameters:
     )
 
 
+def classifies(config: GPTConfig) -> bool:
+    """Whether a config is that of a run that classifies."""
+    return getattr(config, "task", "lm") == "classify"
+
+
+def published(config: GPTConfig) -> bool:
+    """Whether a config is that of a run that trains Hugging Face's module."""
+    return getattr(config, "model", "gptlab") == "huggingface"
+
+
 def matmul_parameters(config: GPTConfig) -> int:
     """Weights that every token is multiplied with: the blocks' matrices (12 C^2 a block in GPT-2) and the head with its
-    padding; no biases, no lookups."""
+    padding (Hugging Face's has none); no biases, no lookups."""
     block = sum(math.prod(shape) for shape in block_shapes(config).values() if len(shape) == 2)
-    return config.n_layer * block + config.padded_vocab_size * config.n_embd
+    rows = 0 if classifies(config) else config.vocab_size if published(config) else config.padded_vocab_size
+    return config.n_layer * block + rows * config.n_embd
 
 
 def attention_flops_per_token(config: GPTConfig) -> int:
@@ -138,7 +149,8 @@ def flops_per_token(config: GPTConfig) -> int:
     """FLOPs of one training step (forward and backward) a token, at full context.
 
     A weight takes a multiply and an add in the forward pass and twice that in the backward pass, hence 6 a weight
-    (Kaplan et al. 2020, section 2.1); attention comes on top.
+    (Kaplan et al. 2020, section 2.1); attention comes on top. A classifier has no head over the vocabulary, and its own
+    works once a sequence, which is not counted.
     """
     return 6 * matmul_parameters(config) + attention_flops_per_token(config)
 
@@ -164,7 +176,13 @@ def logit_rows(rows: int, columns: int) -> int:
     return max(1, -(-rows // max(1, -(-rows // most))))
 
 
+def logit_columns(config: GPTConfig) -> int:
+    """Scores that a token gets: the vocabulary's, or none in a classifier, which scores a sequence once."""
+    return 0 if classifies(config) else config.vocab_size
+
+
 def loss_in_chunks(config: GPTConfig, tokens: int) -> bool:
     """Whether a micro-batch of so many tokens takes its loss in chunks: where its logits are more than one, and no soft
     cap bends them."""
-    return not config.logit_softcap and logit_rows(tokens, config.padded_vocab_size) < tokens
+    chunked = not config.logit_softcap and logit_rows(tokens, config.padded_vocab_size) < tokens
+    return chunked and not classifies(config)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from gptlab import tasks
 from gptlab.config import GPTConfig
-from gptlab.counts import attention_flops_per_token, block_shapes
+from gptlab.counts import attention_flops_per_token, block_shapes, logit_columns, published
 from gptlab.spread import cut_places, split_points
 
 
@@ -25,7 +26,7 @@ def piece_costs(config: GPTConfig) -> tuple[float, float, float]:
     """
     block = 6 * sum(shape[0] * shape[1] for shape in block_shapes(config).values() if len(shape) == 2)
     block += attention_flops_per_token(config) // config.n_layer
-    return 3.0 * config.n_embd, float(block), 6.0 * config.vocab_size * config.n_embd
+    return 3.0 * config.n_embd, float(block), 6.0 * logit_columns(config) * config.n_embd
 
 
 def layers_of_stages(config: GPTConfig, stages: int, split: str | None = None) -> list[range]:
@@ -35,7 +36,13 @@ def layers_of_stages(config: GPTConfig, stages: int, split: str | None = None) -
         split: the cuts as text; None balances the stages by cost.
     """
     L = config.n_layer
-    places = _balanced(config, stages) if split is None else cut_places(split_points(split), L)
+    if split is None:
+        places = _balanced(config, stages)
+    elif published(config):
+        names = tasks.published_cuts(split_points(split), config)  # type: ignore[arg-type]
+        places = [int(name.rpartition(".")[2]) if ".h." in name else L for name in names]
+    else:
+        places = cut_places(split_points(split), L)
     assert len(places) == stages - 1, f"{len(places)} cuts for {stages} stages"
     return [range(start, end) for start, end in zip([0, *places], [*places, L], strict=True)]
 

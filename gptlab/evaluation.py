@@ -14,6 +14,7 @@ would give each token more context, and tasks with answers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -24,13 +25,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptlab import corpus, hardware, sources
 from gptlab.batches import Tokens, share, stream_seed
-from gptlab.checkpoint import load_model, newest_good
+from gptlab.checkpoint import load_any, newest_good
 from gptlab.config import ConfigError
+from gptlab.documents import Documents
+from gptlab.heads import tally
 from gptlab.parallel.strategy import Scorer
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32, precision
@@ -39,6 +41,9 @@ from gptlab.tokenizer import Tokenizer, from_meta
 
 Starts = npt.NDArray[np.int64]
 """Where windows begin, (n,)."""
+
+Text = Tokens | Documents
+"""What can be scored: a text, or labelled documents."""
 
 NO_TARGET = -100
 """The target that the model's loss leaves out."""
@@ -54,11 +59,18 @@ class Score:
     """How many were predicted."""
     bytes: int | None = None
     """What they stand for; None where that is not known."""
+    right: int | None = None
+    """Of documents, whose classes take the tokens' place, how many were classed rightly."""
 
     @property
     def loss(self) -> float:
         """Mean nats a token."""
         return self.nats / self.tokens
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of documents that were classed rightly; None where tokens were predicted."""
+        return None if self.right is None else self.right / self.tokens
 
     @property
     def perplexity(self) -> float:
@@ -71,21 +83,27 @@ class Score:
         return self.nats / math.log(2) / self.bytes if self.bytes else None
 
 
-def covering_windows(tokens: Tokens, block_size: int) -> Starts:
-    """Starts of the windows that predict every token but the first once; the last may be shorter."""
+def covering_windows(tokens: Text, block_size: int) -> Starts:
+    """Starts of the windows that predict every token but the first once; the last may be shorter. Of documents all."""
+    if isinstance(tokens, Documents):
+        return np.arange(len(tokens), dtype=np.int64)
     return np.arange(0, len(tokens) - 1, block_size, dtype=np.int64)
 
 
-def fixed_windows(tokens: Tokens, count: int, block_size: int) -> Starts:
+def fixed_windows(tokens: Text, count: int, block_size: int) -> Starts:
     """Starts of `count` whole windows that do not overlap, in order: the same at each look and in each run. All of them
     where there are not so many."""
+    if isinstance(tokens, Documents):
+        return tokens.fixed(count)
     whole = (len(tokens) - 1) // block_size
     generator = np.random.Generator(np.random.Philox(key=stream_seed("eval")))
     return np.sort(generator.permutation(whole)[:count]).astype(np.int64) * block_size
 
 
-def windows_hash(tokens: Tokens, starts: Starts, block_size: int) -> str:
+def windows_hash(tokens: Text, starts: Starts, block_size: int) -> str:
     """Hex SHA-256 of the ids in windows, each with the one after it, in order, as little-endian uint32."""
+    if isinstance(tokens, Documents):
+        return tokens.hash(starts, block_size)
     digest = hashlib.sha256()
     for start in starts:
         digest.update(np.asarray(tokens[start : start + block_size + 1], dtype="<u4").tobytes())
@@ -109,7 +127,7 @@ class Plain:
     """A `Scorer` over a model that nobody spreads.
 
     Args:
-        part: called with (ids, targets, reduction="sum").
+        part: called with (ids, targets, reduction="sum"), or of a classifier with ids.
         score_rows: sequences that it takes at a time.
     """
 
@@ -120,17 +138,16 @@ class Plain:
 
     @torch.no_grad()
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, without gradients."""
+        """`tally` of sequences, without gradients."""
         with precision(ids.device, self.dtype):
-            loss: Tensor = self.part(ids, targets, reduction="sum")
-        return loss
+            return tally(self.part, ids, targets)
 
 
 def score(
-    scorer: Scorer, tokens: Tokens, starts: Starts, block_size: int, *, world: World, size: int | None = None,
+    scorer: Scorer, tokens: Text, starts: Starts, block_size: int, *, world: World, size: int | None = None,
     after_each: Callable[[float], None] = lambda share: None,
 ) -> Score:  # fmt: skip
-    """The model's score on windows. Collective; leaves the model in the mode that it was in.
+    """The model's score on windows, or on documents by number. Collective; leaves the model in the mode it was in.
 
     Args:
         size: bytes that the predicted tokens stand for.
@@ -138,24 +155,27 @@ def score(
     """
     mode, rows = scorer.part.training, scorer.score_rows
     scorer.part.eval()
-    nats, count = 0.0, 0
+    sums, count = [0.0, 0.0], 0
     pieces = -(-len(starts) // rows)
     mine = share(pieces, world.replica, world.replicas)
     calls = -(-pieces // world.replicas) if scorer.collective_score else len(mine)
     for call in range(calls):
         at = mine.start + call
         windows = starts[at * rows : (at + 1) * rows] if call < len(mine) else starts[:0]
-        ids, targets = padded_windows(tokens, windows, block_size)
+        take = tokens.rows if isinstance(tokens, Documents) else functools.partial(padded_windows, tokens)
+        ids, targets = take(windows, block_size)
         if scorer.collective_score and len(windows) < rows:
-            more = (0, 0, 0, rows - len(windows))
-            ids, targets = F.pad(ids, more), F.pad(targets, more, value=NO_TARGET)
-        nats += scorer.score(ids.to(world.device), targets.to(world.device)).item()
+            lacking = rows - len(windows)
+            ids = torch.cat([ids, ids.new_zeros(lacking, *ids.shape[1:])])
+            targets = torch.cat([targets, targets.new_full((lacking, *targets.shape[1:]), NO_TARGET)])
+        found = scorer.score(ids.to(world.device), targets.to(world.device)).tolist()
+        sums = [total + new for total, new in zip(sums, [*found, 0.0], strict=False)]
         if world.stage == 0:  # each token counts once in a pipeline
             count += int((targets != NO_TARGET).sum())
         after_each((call + 1) / calls)
     scorer.part.train(mode)
-    nats, all_count = world.sum([nats, count])
-    return Score(nats, int(all_count), size)
+    nats, right, all_count = world.sum([*sums, count])
+    return Score(nats, int(all_count), size, int(right) if isinstance(tokens, Documents) else None)
 
 
 def split_bytes(text: corpus.Corpus, split: Literal["train", "val"]) -> int:
@@ -194,11 +214,14 @@ def evaluate(
 ) -> dict[str, Any]:  # fmt: skip
     """Scores a run's newest checkpoint on a whole split of its text, or on a text file.
 
+    Of a classifier it scores the split's documents; loss is then nats a document.
+
     Args:
         dtype: precision; None takes the run's own, as far as this machine has it.
 
     Returns:
-        Plain values: what was evaluated and how, loss (nats a token), perplexity, bits_per_byte, tokens, bytes.
+        Plain values: what was evaluated and how, loss (nats a token), perplexity, bits_per_byte, tokens,
+        bytes; accuracy and documents of a classifier. What does not apply is None.
 
     Raises:
         ConfigError: no checkpoint yet, another text than the run began on, or a file that cannot be scored.
@@ -209,15 +232,22 @@ def evaluate(
     config, info = run.config, run.info
     kind, _ = hardware.resolve_device("auto")
     dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config)
-    model, state = load_model(newest, device=kind)
+    model, state = load_any(newest, device=kind)
+    tokens: Text
+    size: int | None
+    classifies = config.task == "classify"
     if file is not None:
+        if classifies:
+            raise ConfigError(f"{run.name!r} classifies documents, and {file} is read as one text: leave out --file.")
         tokens, size = read_text(file, from_meta(state["tokenizer"]))
         what = {"file": str(file)}
     else:
-        text = corpus.ensure(config.data, config.tokenizer, progress)
+        text = corpus.ensure(config.data, config.tokenizer, progress, config.task)
         if text.sha256 != info["data"]["sha256"]:
             raise ConfigError(f"{config.data} is no longer the text that {run.name!r} began on: give it with --file.")
-        tokens, size = text.split(split), split_bytes(text, split)
+        tokens, size = text.split(split), None if classifies else split_bytes(text, split)
+        if classifies:
+            tokens = text.documents(split)
         what = {"split": split}
     allow_tfloat32(dtype)
     found = score(
@@ -227,6 +257,7 @@ def evaluate(
     )  # fmt: skip
     return {
         "run": run.name, "checkpoint": str(newest), "step": state["step"], **what, "device": kind, "dtype": dtype,
-        "dtype_reason": reason, "loss": found.loss, "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte, "tokens": found.tokens, "bytes": found.bytes,
+        "dtype_reason": reason, "loss": found.loss, "perplexity": None if classifies else found.perplexity,
+        "bits_per_byte": found.bits_per_byte, "tokens": None if classifies else found.tokens, "bytes": found.bytes,
+        "accuracy": found.accuracy, "documents": found.tokens if classifies else None,
     }  # fmt: skip

@@ -14,7 +14,7 @@ import dataclasses
 
 from gptlab import kernels, shares
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
-from gptlab.counts import logit_rows, loss_in_chunks, matmul_parameters, parameters
+from gptlab.counts import logit_columns, logit_rows, loss_in_chunks, matmul_parameters, parameters
 from gptlab.presets import PRESETS, preset
 from gptlab.shares import Work
 
@@ -64,7 +64,7 @@ def activation_bytes(
     mask by documents, s T; where the loss goes in chunks (`loss.py`), in place of output and logits the output's
     gradient, 4 C. Under autocast the cast weights are kept as well, once a micro-batch; the head's not with chunks.
     """
-    L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, config.vocab_size, config.mlp_width
+    L, C, T, V, F = config.n_layer, config.n_embd, config.block_size, logit_columns(config), config.mlp_width
     s = number_bytes(dtype)
     mask = 0 if not config.dropout else s if device == "cpu" else 1
     norm = 4 * C + 8
@@ -170,7 +170,7 @@ def _work(config: GPTConfig, micro_batch_size: int, dtype: str, *, attention: st
         chunk = logit_rows(tokens, V) * V * (8 if s == 4 else 10) + (2 * V * C if s == 2 else 0)
         most = max(kept + head + max(chunk, work), head + head * config.tie_head) - kept
     else:
-        most = max(tokens * 8 * config.vocab_size, work)
+        most = max(tokens * 8 * logit_columns(config), work)
     return Work(kept, most)
 
 

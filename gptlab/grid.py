@@ -121,11 +121,13 @@ def checked(found: list[Cell]) -> list[Cell]:
     from gptlab import corpus, costs, initial
 
     # Asked once for each kind: a text is looked at once, not once a cell.
-    check = cache(lambda data, tokenizer, block_size: _refusal(corpus.check, data, tokenizer, block_size))
+    check = cache(lambda *asked: _refusal(corpus.check, *asked))
     checked = []
     for cell in found:
         if config := cell.config:
-            reason = check(config.data, config.tokenizer, config.block_size) or costs.cost(config)["refusal"]
+            reason = (
+                check(config.data, config.tokenizer, config.block_size, config.task) or costs.cost(config)["refusal"]
+            )
             reason = reason or _refusal(initial.check, config, Path.cwd())
             cell = dataclasses.replace(cell, reason=reason, config=None if reason else config)
         checked.append(cell)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,49 @@ from gptlab import weights
 from gptlab.attention import Attention
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.model import GPT
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a classifier's shape has besides the GPT's."""
+
+    count: int
+    """Labels K."""
+    pad_id: int | None
+    """The id that fills rows up on the right."""
+
+
+def initial_score(config: GPTConfig, num_labels: int, seed: int) -> Tensor:
+    """A score's first weights, (K, C): normal, deviation 0.02, as in transformers; drawn on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(num_labels, config.n_embd).normal_(0.0, 0.02, generator=generator)
+
+
+def tally(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """What a model makes of sequences: (1,) their summed loss, in nats; of a classifier (2,), and how many it classes
+    rightly. Targets of -100 are left out.
+
+    Args:
+        targets: (B, T) int64 for a model of language, (B,) labels for a classifier.
+    """
+    if targets.dim() == 2:
+        loss: Tensor = model(ids, targets, reduction="sum")
+        return loss[None]
+    return tally_scores(model(ids), targets)
+
+
+def tally_scores(scores: Tensor, labels: Tensor) -> Tensor:
+    """The same (2,) from a classifier's scores (B, K)."""
+    loss = F.cross_entropy(scores.float(), labels, reduction="sum")
+    return torch.stack([loss, (scores.argmax(1) == labels).sum().to(loss.dtype)])
+
+
+def last_position(ids: Tensor, pad_id: int | None) -> Tensor:
+    """Where the last token of each row stands that isn't padding: (B, T) int64 -> (B,) int64. As in transformers, other
+    places with the padding's id count as text, and a row without any text is read at its beginning."""
+    if pad_id is None:
+        return torch.full((ids.size(0),), ids.size(1) - 1, device=ids.device)
+    return (torch.arange(ids.size(1), device=ids.device) * (ids != pad_id)).argmax(1)
 
 
 class SequenceClassifier(nn.Module):
@@ -48,34 +92,33 @@ class SequenceClassifier(nn.Module):
         self.score = nn.Linear(config.n_embd, num_labels, bias=False)
         if self.score.weight.device.type != "meta":
             with torch.no_grad():
-                generator = torch.Generator().manual_seed(seed)
-                spread = torch.empty(num_labels, config.n_embd).normal_(0.0, 0.02, generator=generator)
-                self.score.weight.copy_(spread)
+                self.score.weight.copy_(initial_score(config, num_labels, seed))
 
-    def forward(self, ids: Tensor, labels: Tensor | None = None, *, dropout_seed: int | None = None) -> Tensor:
-        """Scores, or the mean loss where labels are given.
+    def forward(
+        self, ids: Tensor, labels: Tensor | None = None, *, reduction: str = "mean", dropout_seed: int | None = None
+    ) -> Tensor:
+        """Scores, or the loss where labels are given.
 
         Args:
             ids: (B, T) int64.
             labels: (B,) int64, for cross-entropy; (B, K) floating point, where several labels may hold at once, for
                 binary cross-entropy; or, with one label, (B,) floating point, for the squared error.
+            reduction: `mean` over the sequences, or their `sum`.
+            dropout_seed: with it, dropout depends on nothing else.
 
         Returns:
             (B, K) scores; or a scalar loss, in float32.
         """
         hidden = self.transformer.hidden(ids, dropout_seed=dropout_seed)  # (B, T, C)
-        if self.pad_id is None:
-            last = torch.full((ids.size(0),), ids.size(1) - 1, device=ids.device)
-        else:
-            last = (torch.arange(ids.size(1), device=ids.device) * (ids != self.pad_id)).argmax(1)  # (B,)
+        last = last_position(ids, self.pad_id)  # (B,)
         scores = self.score(hidden[torch.arange(ids.size(0), device=ids.device), last])  # (B, K)
         if labels is None:
             return scores
         if self.num_labels == 1:
-            return F.mse_loss(scores.float().squeeze(1), labels.float())
+            return F.mse_loss(scores.float().squeeze(1), labels.float(), reduction=reduction)
         if labels.is_floating_point():
-            return F.binary_cross_entropy_with_logits(scores.float(), labels.float())
-        return F.cross_entropy(scores.float(), labels)
+            return F.binary_cross_entropy_with_logits(scores.float(), labels.float(), reduction=reduction)
+        return F.cross_entropy(scores.float(), labels, reduction=reduction)
 
     @classmethod
     def from_pretrained(

@@ -61,11 +61,13 @@ def read(config: TrainConfig, say: Callable[[str], None]) -> dict[str, Tensor] |
     source = Path(config.init_from).expanduser()
     if (source / "run.json").is_file():
         from gptlab import checkpoint
+        from gptlab.heads import SequenceClassifier
 
         newest = checkpoint.newest_good(source / "checkpoints", say)
         if newest is None:
             raise ConfigError(f"The run {source} has no checkpoint yet: wait for its first, or begin with another.")
-        other, _ = checkpoint.load_model(newest)
+        model, _ = checkpoint.load_any(newest)
+        other = model.transformer if isinstance(model, SequenceClassifier) else model
         found, tensors = other.config, other.state_dict()
     else:
         found, tensors = weights.read(source)
@@ -90,6 +92,8 @@ def _hold(config: TrainConfig, found: GPTConfig, source: Path) -> None:
     """Refuses a config that these weights don't fit."""
     for name in ARCHITECTURE:
         ours, theirs = getattr(config, name), getattr(found, name)
+        if name == "tie_head" and config.task == "classify":
+            continue  # a classifier leaves such a head
         if name == "n_kv_head":
             ours, theirs = config.kv_heads, found.kv_heads
         if ours != theirs:

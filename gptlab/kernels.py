@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptlab.config import GPTConfig
+from gptlab.counts import classifies, published
 from gptlab.runs import read_json
 
 LANES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -76,6 +77,8 @@ def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:
         return f"kernels of our own train whole models, and strategy is {strategy}"
     if dtype not in ("float32", "bfloat16"):
         return "kernels of our own compute in bfloat16 and float32"
+    if classifies(config) or published(config):
+        return "kernels of our own train our own GPT on language"
     plain = GPTConfig(
         n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, block_size=config.block_size,
         vocab_size=config.vocab_size, bias=config.bias,

@@ -71,7 +71,10 @@ def optimizer_of(named: dict[str, nn.Parameter], config: TrainConfig, *, fused: 
         named: by the model's names; of a matrix this process may hold some rows.
         fused: torch's fused AdamW; without, the plain loop over parameters.
     """
-    hidden = [p for name, p in named.items() if config.optimizer == "muon" and name.startswith("h.") and p.dim() == 2]
+    hidden = [
+        p for name, p in named.items()
+        if config.optimizer == "muon" and name.removeprefix("transformer.").startswith("h.") and p.dim() == 2
+    ]  # fmt: skip
     taken = {id(p) for p in hidden}
     rest = [p for p in named.values() if id(p) not in taken]
     groups = [

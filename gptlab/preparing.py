@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gptlab import labelled
 from gptlab.config import ConfigError
+from gptlab.labelled import Labelled
 from gptlab.runs import write_json
 from gptlab.sources import Document, Source
 from gptlab.tokenfile import HEADER_BYTES, header
@@ -44,7 +46,7 @@ class _Piece:
     ends: bool
 
 
-def build(text: Source, tokenizer_name: str, folder: Path, report: Progress) -> None:
+def build(text: Source, tokenizer_name: str, folder: Path, report: Progress, task: str = "lm") -> None:
     """Writes train.bin, val.bin and meta.json into an existing folder.
 
     Raises:
@@ -52,7 +54,8 @@ def build(text: Source, tokenizer_name: str, folder: Path, report: Progress) -> 
     """
     data = text.about.get("path", text.name)
     report(0.0, f"looking for {data}")
-    documents = text.documents()
+    found = labelled.read(text) if task == "classify" else None
+    documents = found.documents if found else text.documents()
     total = sum(document.size for document in documents) or 1
     done = 0
     counts: list[int] = []
@@ -74,7 +77,7 @@ def build(text: Source, tokenizer_name: str, folder: Path, report: Progress) -> 
         for document in documents:
             for _ in counted(document):
                 pass
-    parts, how = _parts(documents, counts)
+    parts, how = _parts(documents, counts) if found is None else _labelled_parts(found, counts)
     if not all(any(piece.stop > piece.start for piece in pieces) for pieces in parts.values()):
         raise ConfigError(f"{data} has {sum(counts)} characters, too few to train on and to validate: use more text.")
     digest = hashlib.sha256()
@@ -92,6 +95,12 @@ def build(text: Source, tokenizer_name: str, folder: Path, report: Progress) -> 
 
         meta[name] = _write(folder / f"{name}.bin", tokenizer, pieces, digest, tell)
         before += meta[name]["characters"]
+    if found is not None:
+        sides = list(zip(found.validating, found.labels, strict=True))
+        meta["labels"] = {"names": found.names} | {
+            name: [label for validates, label in sides if validates == (name == "val")] for name in parts
+        }
+        digest.update(repr(meta["labels"]).encode())
     meta |= {"sha256": digest.hexdigest(), "split": how}
     meta["source"] = text.about | {"fingerprint": text.fingerprint, "documents": len(documents)}
     write_json(folder / "meta.json", meta, durable=True)
@@ -129,6 +138,15 @@ def _parts(documents: list[Document], counts: list[int]) -> tuple[dict[Split, li
         if middle < n:
             parts["val"].append(_Piece(document, middle, n, several))
         at += n
+    return parts, how
+
+
+def _labelled_parts(found: Labelled, counts: list[int]) -> tuple[dict[Split, list[_Piece]], str]:
+    """The same for labelled documents, each of which stays whole and gets its end."""
+    parts: dict[Split, list[_Piece]] = {"train": [], "val": []}
+    for document, n, validates in zip(found.documents, counts, found.validating, strict=True):
+        parts["val" if validates else "train"].append(_Piece(document, 0, n, True))
+    how = f"validation is {len(parts['val'])} of {len(counts)} documents, of each class those whose text hashes lowest"
     return parts, how
 
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gptlab import tasks
 from gptlab.fields import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -112,10 +113,11 @@ def cut_places(points: Mapping[str, str], n_layer: int) -> list[int]:
     """
     legal = {f"h.{layer}": layer for layer in range(n_layer)}
     places: dict[int, str] = {}
-    for name, side in points.items():
+    for given, side in points.items():
+        name = given.removeprefix("transformer.")  # what a classifier has before its GPT's names
         if name not in legal:
             raise ConfigError(
-                f"split {name!r} is no block of this GPT{did_you_mean(name, legal)}: choose from h.0 to "
+                f"split {given!r} is no block of this GPT{did_you_mean(name, legal)}: choose from h.0 to "
                 f"h.{n_layer - 1}, each at its beginning or its end."
             )
         place = legal[name] + (side == "end")
@@ -314,7 +316,11 @@ def check(config: TrainConfig) -> None:
             "cannot share the embedding between them: use zero_bubble, or strategy pp+ddp."
         )
     if config.split is not None:
-        cut_places(split_points(str(config.split)), config.n_layer)
+        points = split_points(str(config.split))
+        if config.model == "huggingface":
+            tasks.published_cuts(points, config)
+        else:
+            cut_places(points, config.n_layer)
     place = layout(config, config.nproc)
     if config.micro_batch_size:
         passes(config, config.micro_batch_size, place)

@@ -25,14 +25,18 @@ from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
 from gptlab.assembly import Setting, assemble
 from gptlab.config import TrainConfig
 from gptlab.corpus import Corpus
+from gptlab.making import adapt, labels_of
 from gptlab.pace import COMMUNICATION
 from gptlab.parallel.world import World
 from gptlab.peaks import Peak
+from gptlab.preparing import Split
 from gptlab.recording import RunWriter
 from gptlab.runs import write_json
 from gptlab.saving import Saver
 from gptlab.step import StepResult
 
+SPLITS: tuple[Split, Split] = ("train", "val")
+"""Parts of a corpus."""
 STATUS_EVERY_S = 0.5
 """Seconds between two heartbeats."""
 
@@ -63,7 +67,10 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.setting, self.corpus, self.world = config, setting, corpus, world
         self.path, self.writer, self.peak, self.pids, self.say = path, writer, peak, pids, say
-        parts = assemble(config, setting, corpus.split("train"), world)
+        self.train_data, self.val_data = (
+            corpus.documents(split) if config.task == "classify" else corpus.split(split) for split in SPLITS
+        )
+        parts = assemble(config, setting, self.train_data, world)
         self.strategy, self.train_step = parts.strategy, parts.step
         self.compile_s = 0.0  # of this attempt: spent in compilers, no part of the steps' times
         self._steps = 0  # of this attempt
@@ -106,7 +113,7 @@ class Trainer:
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
         elif weights := initial.read(self.config, self.say):
-            self.strategy.load({checkpoint.MODEL: weights})
+            self.strategy.load({checkpoint.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
         self.pace.begin(self.done)
 
     def run(self) -> str:
@@ -207,7 +214,7 @@ class Trainer:
 
     def _evaluate_fixed(self) -> bool:
         """A look at the validation loss, over the same windows each time. Whether it is the lowest so far."""
-        config, tokens = self.config, self.corpus.split("val")
+        config, tokens = self.config, self.val_data
         if self._fixed is None:
             self._fixed = evaluation.fixed_windows(
                 tokens, config.eval_iters * config.global_batch_size, config.block_size
@@ -216,10 +223,11 @@ class Trainer:
                 digest = evaluation.windows_hash(tokens, self._fixed, config.block_size)
                 self.writer.update_info(evaluation={"windows": len(self._fixed), "sha256": digest})
         with self.pace.within("evaluating"):
-            loss = self.evaluate(self._fixed).loss
+            score = self.evaluate(self._fixed)
+        loss = score.loss
         if self.writer is not None:
-            self.writer.log({"step": self.done, "val_loss": loss})
-        self.say(f"step {self.done}: val loss {loss:.4f}")
+            self.writer.log({"step": self.done} | _looked(score))
+        self.say(f"step {self.done}: val loss {loss:.4f}{_shown(score)}")
         self.look = (self.done, loss)
         if self.bad_steps or not np.isfinite(loss) or (self.best is not None and loss >= self.best["val_loss"]):
             return False
@@ -229,7 +237,7 @@ class Trainer:
     def evaluate(self, starts: evaluation.Starts, size: int | None = None) -> evaluation.Score:
         """The score on windows of the validation split, whose predicted tokens have `size` bytes. Collective."""
         return evaluation.score(
-            self.strategy, self.corpus.split("val"), starts, self.config.block_size, world=self.world, size=size,
+            self.strategy, self.val_data, starts, self.config.block_size, world=self.world, size=size,
             after_each=lambda _: self._heartbeat(),
         )  # fmt: skip
 
@@ -253,6 +261,8 @@ class Trainer:
                     "time_s": self.time_s, "skipped_steps": self.train_step.skipped,
                     "scaler": self.train_step.scaler.state() if self.train_step.scaler else None,
                     "model": self.config.shape().to_dict(), "tokenizer": self.corpus.tokenizer.to_meta(),
+                    "origin": self.config.model,
+                    "classes": self.corpus.classes if self.config.task == "classify" else None,
                     "seed": self.config.seed, "val_loss": _plain(self.look[1]) if here and self.look else None,
                     "best": self.best,
                 },
@@ -271,25 +281,26 @@ class Trainer:
     def _finish(self, status: str, row: dict[str, Any]) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
         it now."""
-        val_loss = bits = None
+        score = None
         if status == "finished":
-            starts = evaluation.covering_windows(self.corpus.split("val"), self.config.block_size)
+            starts = evaluation.covering_windows(self.val_data, self.config.block_size)
+            size = None if self.config.task == "classify" else evaluation.split_bytes(self.corpus, "val")
             self.pace.enter("evaluating")
-            score = self.evaluate(starts, evaluation.split_bytes(self.corpus, "val"))
-            val_loss, bits = score.loss, score.bits_per_byte
-            shown = f", {bits:.4f} bits a byte" if bits is not None else ""
-            self.say(f"step {self.done}: val loss {val_loss:.4f}{shown} over the whole validation split")
+            score = self.evaluate(starts, size)
+            self.say(f"step {self.done}: val loss {score.loss:.4f}{_shown(score)} over the whole validation split")
         if self.writer is not None and self.saver is not None:
             with self.pace.within("saving"):
                 self.saver.wait()  # the last word is not said before the last checkpoint is on the disk
-            if val_loss is not None:
-                self.writer.log({"step": self.done, "val_loss": val_loss})
+            looked = _looked(score) if score else {"val_loss": None}
+            if score is not None:
+                self.writer.log({"step": self.done} | looked)
             tokens = self.done * self.config.global_batch_size * self.config.block_size
             message = {"message": f"{self.bad_steps} steps in a row were not finite, the last at step {self.done}"}
             self.writer.result(
-                status, step=self.done, val_loss=val_loss, val_bits_per_byte=bits, tokens=tokens, time_s=self.time_s,
-                skipped_steps=self.train_step.skipped, setting=dataclasses.asdict(self.setting), best=self.best,
-                compile_s=self.compile_s, recompiles=self.recompiles,
+                status, step=self.done, **looked, val_bits_per_byte=score.bits_per_byte if score else None,
+                tokens=tokens, time_s=self.time_s, skipped_steps=self.train_step.skipped,
+                setting=dataclasses.asdict(self.setting), best=self.best, compile_s=self.compile_s,
+                recompiles=self.recompiles,
                 **(message if status == "diverged" else {}),
             )  # fmt: skip
             self.writer.status(
@@ -301,6 +312,18 @@ class Trainer:
                 heartbeats=[],
             )
         return status
+
+
+def _looked(score: evaluation.Score) -> dict[str, float]:
+    """What a look at validation found, for a row."""
+    return {"val_loss": score.loss} | ({} if score.accuracy is None else {"val_accuracy": score.accuracy})
+
+
+def _shown(score: evaluation.Score) -> str:
+    """What there is to say beside a validation loss."""
+    if score.accuracy is not None:
+        return f", accuracy {score.accuracy:.4f}"
+    return "" if score.bits_per_byte is None else f", {score.bits_per_byte:.4f} bits a byte"
 
 
 def _plain(value: float) -> float | None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gptlab import costs, hardware, kernels
+from gptlab import costs, hardware, kernels, tasks
 from gptlab.config import ConfigError, TrainConfig
 
 TUNED = ("dtype", "kernels", "compile", "attention", "micro_batch_size")
@@ -66,6 +66,7 @@ def tune(
     Raises:
         ConfigError: nothing could be measured.
     """
+    tasks.check_tunable(config)
     if config.vocab_size == 0:
         raise ConfigError("vocab_size is not known yet: give one, or open the corpus whose tokenizer has it.")
     end = time.monotonic() + (budget_s if budget_s is not None else default_budget(config))
@@ -92,6 +93,7 @@ def tune(
 
 def tune_aloud(config: TrainConfig, budget_s: float | None) -> TrainConfig:
     """The tuned config; what was tried goes to the error stream as it is known."""
+    tasks.check_tunable(config)
     if not config.vocab_size:
         from gptlab import corpus
 

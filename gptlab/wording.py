@@ -102,6 +102,8 @@ def end_line(run: Run, result: dict[str, Any]) -> str:
         loss = result.get("val_loss")
         text = f"{status} at step {result.get('step')}"
         text += f", val loss {loss:.4f}" if loss is not None else ""
+        accuracy = result.get("val_accuracy")
+        text += f", accuracy {accuracy:.4f}" if accuracy is not None else ""
         return f"{text}; run in {run.path}"
     error = run.error() or {}
     text = result.get("message") or f"{error.get('type')}: {error.get('message')}"
@@ -113,10 +115,14 @@ def end_line(run: Run, result: dict[str, Any]) -> str:
 def eval_line(record: dict[str, Any]) -> str:
     """What `evaluation.evaluate` found."""
     what = record.get("file") or f"{record['split']} split"
-    bits = record["bits_per_byte"]
-    found = f"loss {record['loss']:.4f} nats a token, perplexity {record['perplexity']:.4g}"
-    found += f", {bits:.4f} bits a byte" if bits is not None else ""
-    how = f"{record['tokens']:,} tokens, {record['bytes']:,} bytes, {record['dtype']}"
+    if record["accuracy"] is not None:
+        found = f"loss {record['loss']:.4f} nats a document, accuracy {record['accuracy']:.4f}"
+        how = f"{record['documents']:,} documents, {record['dtype']}"
+    else:
+        bits = record["bits_per_byte"]
+        found = f"loss {record['loss']:.4f} nats a token, perplexity {record['perplexity']:.4g}"
+        found += f", {bits:.4f} bits a byte" if bits is not None else ""
+        how = f"{record['tokens']:,} tokens, {record['bytes']:,} bytes, {record['dtype']}"
     if record["dtype_reason"] != "as asked":
         how += f": {record['dtype_reason']}"
     return f"{record['run']} at step {record['step']}, {what}: {found} ({how})"

@@ -183,8 +183,8 @@ def _prepare(
 
     run = Run(path)
     config, info = run.config, run.info
-    text = corpus.ensure(config.data, config.tokenizer)
-    text.check_length(config.block_size)
+    text = corpus.ensure(config.data, config.tokenizer, task=config.task)
+    text.check_length(config.block_size, config.task)
     config = _with_vocabulary(config, text, info)
     setting, reasons = settle(config, info, world_size, local_size)
     torch.set_num_threads(setting.threads)

@@ -159,10 +159,11 @@ def _look_around() -> None:
 
 def check(config: TrainConfig, cwd: Path) -> bool:
     """Refuses what cannot work, before anything is made. Returns whether the text is prepared already."""
-    from gptlab import corpus
+    from gptlab import corpus, tasks
 
+    tasks.check_installed(config)
     check_devices(config)
     inside = cwd / config.data
     data = str(inside) if inside.exists() else config.data
-    corpus.check(data, config.tokenizer, config.block_size)
-    return corpus.find(data, config.tokenizer) is not None
+    corpus.check(data, config.tokenizer, config.block_size, config.task)
+    return corpus.find(data, config.tokenizer, config.task) is not None

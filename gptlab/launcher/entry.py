@@ -57,14 +57,14 @@ def work(
     os._exit(code if isinstance(code, int) else code is not None)  # torch's own farewell takes a second
 
 
-def prepare(place: dict[str, Any], folder: Path, data: str, tokenizer: str, report: Connection) -> None:
+def prepare(place: dict[str, Any], folder: Path, data: str, tokenizer: str, task: str, report: Connection) -> None:
     """Prepares a run's text. Reports `(share, words)` as it goes on, then None, or the error as a dictionary."""
     _settle(place, folder, "prepare")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # half-made folders are removed on the way out
     from gptlab import corpus
 
     try:
-        corpus.ensure(data, tokenizer, progress=lambda share, words: report.send((share, words)))
+        corpus.ensure(data, tokenizer, lambda share, words: report.send((share, words)), task)
         report.send(None)
     except Exception as error:
         report.send({"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()})

@@ -118,7 +118,7 @@ class Job(threading.Thread):
         context = multiprocessing.get_context("spawn")
         reports, report = context.Pipe(duplex=False)
         process = context.Process(
-            target=entry.prepare, args=(self.place, writer.folder, config.data, config.tokenizer, report)
+            target=entry.prepare, args=(self.place, writer.folder, config.data, config.tokenizer, config.task, report)
         )
         process.start()
         report.close()

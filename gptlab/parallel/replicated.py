@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gptlab import checkpoint
+from gptlab.heads import tally
 from gptlab.native.engine import Engine
 from gptlab.optimizer import make_optimizer
 from gptlab.parallel.replicas import Replicas
@@ -23,7 +24,7 @@ class Replicated:
     """A `Strategy` over whole models.
 
     Args:
-        model: a GPT on this process's device; the same on all of them.
+        model: a GPT or a classifier on this process's device; the same on all of them.
         callee: what a forward pass calls: the model, compiled perhaps; called with (ids, targets, reduction="sum",
             dropout_seed=...).
         engine: computes loss and gradients in the model's place.
@@ -79,10 +80,9 @@ class Replicated:
         return float(nn.utils.get_total_norm(self.gradients).item())
 
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, without gradients."""
+        """The summed loss of sequences, and how many are classed rightly, without gradients."""
         with torch.no_grad(), precision(self.work.world.device, self.work.dtype):
-            loss: Tensor = self.part(ids, targets, reduction="sum")
-        return loss
+            return tally(self.part, ids, targets)
 
     def observe(self) -> None:
         """Nothing that the metrics do not say."""

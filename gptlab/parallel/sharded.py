@@ -30,8 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gptlab.checkpoint import MODEL, OPTIMIZER
+from gptlab.heads import tally
 from gptlab.loss import IGNORED
-from gptlab.model import GPT, Block, initial_weights
+from gptlab.making import first_weights
+from gptlab.model import Block
 from gptlab.optimizer import optimizer_of
 from gptlab.parallel.strategy import Files, Work
 from gptlab.precision import AUTOCAST, precision
@@ -147,18 +149,18 @@ class Sharded:
     """A `Strategy` over rows.
 
     Args:
-        model: a GPT on the meta device.
+        model: a GPT or a classifier of ours, on the meta device.
     """
 
     collective_score = True
 
-    def __init__(self, model: GPT, work: Work) -> None:
+    def __init__(self, model: nn.Module, work: Work) -> None:
         assert work.world.mesh is not None, "a world without groups cannot share weights"
         self.part, self.work = model, work
         self.shards = Shards(model, work.world.mesh["replica"], work.world.device, work.dtype)
         self.optimizer = optimizer_of(self.shards.parameters, work.config)
         self.score_rows = work.micro_batch_size
-        self.shards.set(initial_weights(model.config, work.config.seed))
+        self.shards.set(first_weights(work.config, work.labels))
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -183,7 +185,7 @@ class Sharded:
                 seed = work.dropout_seed(step, index)
             else:  # the others have one more
                 ids = torch.zeros(1, work.config.block_size, dtype=torch.int64, device=device)
-                targets, seed = torch.full_like(ids, IGNORED), None
+                targets, seed = torch.full_like(ids if work.labels is None else ids[:, 0], IGNORED), None
             with precision(device, work.dtype):
                 loss = self.part(ids, targets, reduction="sum", dropout_seed=seed)
             work.world.pace.enter("backward")
@@ -198,10 +200,9 @@ class Sharded:
         return math.sqrt(self.work.world.sum([squares(self.gradients)])[0])
 
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, without gradients. Collective."""
+        """The summed loss of sequences, and how many are classed rightly, without gradients. Collective."""
         with torch.no_grad(), precision(self.work.world.device, self.work.dtype):
-            loss: Tensor = self.part(ids, targets, reduction="sum")
-        return loss
+            return tally(self.part, ids, targets)
 
     def observe(self) -> None:
         """Nothing that the metrics do not say."""

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gptlab.batches import Batches, micro_batches, share, stream_seed
+from gptlab.batches import Feed, micro_batches, share, stream_seed
 from gptlab.config import TrainConfig
+from gptlab.heads import Labels
 from gptlab.parallel.world import World
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -35,12 +36,14 @@ class Work:
     """What a step has to compute, however it is spread."""
 
     config: TrainConfig
-    batches: Batches
+    batches: Feed
     world: World
     micro_batch_size: int
     """Sequences a forward pass sees."""
     dtype: str
     """float32, tfloat32, bfloat16 or float16 (`precision.py`)."""
+    labels: Labels | None = None
+    """What a classifier has besides; None of a model of language."""
 
     @property
     def count(self) -> int:
@@ -59,10 +62,11 @@ class Work:
     @property
     def targets(self) -> int:
         """Targets of the global batch, over which the loss is a mean."""
-        return self.config.global_batch_size * self.config.block_size
+        return self.batches.targets
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Ids and targets of a micro-batch, each (up to micro_batch_size, T) int64 on this process's device.
+        """Ids (up to micro_batch_size, T) and targets, the same or (up to micro_batch_size,) labels, of a micro-batch,
+        int64 on this process's device.
 
         The process's pace is told that a forward pass follows.
         """
@@ -95,11 +99,12 @@ class Scorer(Protocol):
         equally often; sequences too many have no targets."""
 
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, a scalar, without gradients; in a pipeline 0 on all stages but one.
+        """`heads.tally` of sequences: their summed loss and, of a classifier, how many it classes rightly; without
+        gradients. In a pipeline 0 on all stages but one.
 
         Args:
             ids: (B, T) int64 on this process's device.
-            targets: (B, T) int64; -100 is left out.
+            targets: (B, T) int64, or (B,) labels; -100 is left out.
         """
 
 

@@ -55,10 +55,10 @@ class Copies:
     """A `Holding` of whole stages: `pp` and `pp+ddp`.
 
     Args:
-        part: on the meta device.
+        part: its weights are yet to come; perhaps on the meta device.
     """
 
-    def __init__(self, part: Part, world: World) -> None:
+    def __init__(self, part: nn.Module, world: World) -> None:
         part.to_empty(device=world.device)
         self.world = world
         self.parameters = dict(part.named_parameters())

@@ -16,25 +16,26 @@ Left out on purpose: cutting, schedules, ties and times, one a file beside this 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from gptlab import counts
 from gptlab.attention import Attention
 from gptlab.checkpoint import MODEL, OPTIMIZER
 from gptlab.cuts import layers_of_stages
-from gptlab.model import initial_weights
+from gptlab.making import first_weights, whole_shapes
 from gptlab.optimizer import optimizer_of
 from gptlab.pace import COMMUNICATION
-from gptlab.parallel.pipeline.cutting import make_part
+from gptlab.parallel.pipeline.cutting import Part, make_part
 from gptlab.parallel.pipeline.holding import Copies, Holding, Rows
 from gptlab.parallel.pipeline.schedules import TorchStage, make_schedule
 from gptlab.parallel.pipeline.simulator import Span
 from gptlab.parallel.pipeline.ties import TiedGradient
 from gptlab.parallel.pipeline.timeline import Clock, hop_seconds, record, time_stage, times_of_spans
+from gptlab.parallel.pipeline.tracing import TracedStage
 from gptlab.parallel.strategy import Files, Work
 from gptlab.spread import SCHEDULES, held, layout, owners, passes
 
@@ -60,24 +61,21 @@ class Pipelined:
         self.group = world.mesh.get_group("stage")
         self.owners = owners(self.name, self.place)
         self.layers = layers_of_stages(config, self.place.stages, None if config.split is None else str(config.split))
-        self.part = make_part(
-            config, {stage: self.layers[stage] for stage in held(self.name, self.place, world.stage)},
-            self.place.stages, attention=attention, dtype=work.dtype, in_chunks=not SCHEDULES[self.name].splits,
-        )  # fmt: skip
+        self.numbers = held(self.name, self.place, world.stage)
+        self.clock = Clock(world.device, world.pace)
+        self.part = self._cut(attention)
         sharded = config.strategy == "pp+fsdp"
-        self.held: Holding = Rows(self.part, work) if sharded else Copies(self.part, world)
-        self.held.set(initial_weights(config, config.seed))
+        self.held: Holding
+        if sharded:
+            assert isinstance(self.part, Part), "rows are of our own model"
+            self.held = Rows(self.part, work)
+        else:
+            self.held = Copies(self.part, world)
+        self.held.set(self._first_weights())
         self.optimizer = optimizer_of(self.held.parameters, config)
         self.collective_score = sharded
         self.tie = self._tie()
-        self.clock = Clock(world.device, world.pace)
-        self.stages = [
-            TorchStage(
-                stage, number, self.place.stages, group=self.group, device=world.device, rows=work.micro_batch_size,
-                note=self.clock.note,
-            )
-            for number, stage in self.part.stages.items()
-        ]  # fmt: skip
+        self.stages = self._torch_stages()
         self.schedule = make_schedule(self.name, self.stages, self.count, self._loss)
         self.score_rows = work.micro_batch_size
         self._steps = 0
@@ -87,11 +85,37 @@ class Pipelined:
         self._sent: list[tuple[Any, Tensor]] = []
         self._gathered: dict[tuple[str, str], Tensor] = {}
 
+    def _cut(self, attention: Attention) -> nn.Module:
+        """This process's stages, whose parameters bear the whole model's names; their weights are yet to come."""
+        return make_part(
+            self.work.config, {stage: self.layers[stage] for stage in self.numbers}, self.place.stages,
+            attention=attention, dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits,
+            labels=self.work.labels,
+        )  # fmt: skip
+
+    def _first_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights that the whole model begins with."""
+        return first_weights(self.work.config, self.work.labels)
+
+    def _torch_stages(self) -> Sequence[TorchStage | TracedStage]:
+        """The stages as torch drives them."""
+        assert isinstance(self.part, Part)
+        return [
+            TorchStage(
+                stage, number, self.place.stages, group=self.group, device=self.work.world.device,
+                rows=self.work.micro_batch_size, note=self.clock.note,
+            )
+            for number, stage in self.part.stages.items()
+        ]  # fmt: skip
+
+    tied = "wte.weight"
+    """The parameter that is the head as well, where there is one."""
+
     def _tie(self) -> TiedGradient | None:
         """The other holder of this process's embedding, where there is one."""
         first, last = self.owners[0], self.owners[-1]
         here = self.work.world.stage
-        if not self.work.config.tie_head or first == last or here not in (first, last):
+        if self.work.labels is not None or not self.work.config.tie_head or first == last or here not in (first, last):
             return None
         return TiedGradient(self.group, last if here == first else first)
 
@@ -103,7 +127,7 @@ class Pipelined:
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """Shapes of the whole model's parameters, by name."""
-        return {name: torch.Size(shape) for name, shape in counts.shapes(self.work.config).items()}
+        return whole_shapes(self.work.config, self.work.labels)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """What the last stage goes back from: its sum of losses over the targets of the global batch."""
@@ -131,7 +155,7 @@ class Pipelined:
         self._steps += 1
         self.held.finish()
         if self.tie is not None:
-            gradient = self.held.parameters["wte.weight"].grad
+            gradient = self.held.parameters[self.tied].grad
             assert gradient is not None
             self.tie.add(gradient)
         pace.enter("other")
@@ -141,7 +165,7 @@ class Pipelined:
         """One pass of the schedule, which cuts ids and targets, (count * b, T), into its micro-batches."""
         for stage in self.stages:
             stage.dropout_seeds = seeds
-        first = (ids,) if 0 in self.part.stages else ()
+        first = (ids,) if 0 in self.numbers else ()
         self.schedule.step(*first, target=targets, ids=ids, targets=targets, return_outputs=False)
 
     def observe(self) -> dict[str, Any] | None:
@@ -152,11 +176,12 @@ class Pipelined:
         if spans is None:
             return None
         ids, targets = work.micro_batch(0, 0)
-        if isinstance(self.held, Rows):
+        alone = [stage for stage in self.stages if isinstance(stage, TorchStage)]  # traced ones know no such thing
+        if isinstance(self.held, Rows) or not alone:
             times = {stage.stage_index: times_of_spans(spans, stage.stage_index) for stage in self.stages}
         else:
             dist.barrier(self.group)  # so that they are timed as they work: all at once
-            times = {stage.stage_index: time_stage(stage, ids, targets, self.clock) for stage in self.stages}
+            times = {stage.stage_index: time_stage(stage, ids, targets, self.clock) for stage in alone}
         between = torch.zeros(*ids.shape, work.config.n_embd, device=ids.device)
         hop = hop_seconds(self.group, between, self.clock)
         lists: list[Any] | None = [None] * self.place.processes if work.world.stage == 0 else None
@@ -173,7 +198,7 @@ class Pipelined:
 
     def norm(self) -> float:
         """Norm of the whole gradient, an embedding that two stages hold counted on the first. Collective."""
-        return math.sqrt(self.held.squares("wte.weight" if self._second else None))
+        return math.sqrt(self.held.squares(self.tied if self._second else None))
 
     @property
     def _second(self) -> bool:
@@ -182,8 +207,9 @@ class Pipelined:
 
     @torch.no_grad()
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss of sequences, on the process with the last stage, and 0 on the others. All processes of a
-        pipeline call it alike."""
+        """`tally` of sequences, on the process with the last stage, and 0 on the others. All processes of a pipeline
+        call it alike."""
+        assert isinstance(self.part, Part)
         config, here = self.work.config, self.work.world.stage
         self._let_go()
         x = ids
@@ -194,10 +220,10 @@ class Pipelined:
             if before != here:
                 x = torch.empty(*ids.shape, config.n_embd, device=ids.device)  # (B, T, C)
                 dist.recv(x, group=self.group, group_src=before)
-            x = self.part.stages[number](x, ids=ids, targets=targets)
+            x = self.part.stages[number](x, ids=ids, targets=targets, tally=True)
             if number + 1 < self.place.stages and self.owners[number + 1] != here:
                 self._sent.append((dist.isend(x, group=self.group, group_dst=self.owners[number + 1]), x))
-        return x.squeeze(0) if here == self.owners[-1] else torch.zeros((), device=ids.device)
+        return x if here == self.owners[-1] else torch.zeros(1 if self.work.labels is None else 2, device=ids.device)
 
     def _let_go(self) -> None:
         """Waits for what evaluation sent last: so one stage can be a call ahead of the next."""
@@ -211,7 +237,7 @@ class Pipelined:
         for name, p in self.held.parameters.items():
             for key, value in {"": p.data, **self.optimizer.state.get(p, {})}.items():
                 whole = self.held.gather(name, value)
-                if whole is not None and not (self._second and name == "wte.weight"):
+                if whole is not None and not (self._second and name == self.tied):
                     mine.append((OPTIMIZER, f"{name}.{key}", whole) if key else (MODEL, name, whole))
         if self.work.world.replica != 0:
             return None

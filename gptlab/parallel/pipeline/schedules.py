@@ -10,7 +10,7 @@ Left out on purpose: which numbers of stages and micro-batches a schedule takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from gptlab.parallel.pipeline.cutting import Stage
+from gptlab.parallel.pipeline.cutting import ScoredStage, Stage
 from gptlab.spread import SCHEDULES, Layout, held
 
 Note = Callable[[str, int, int], AbstractContextManager[None]]
@@ -86,8 +86,9 @@ class TorchStage(PipelineStage):
     """
 
     def __init__(
-        self, stage: Stage, number: int, count: int, *, group: ProcessGroup, device: torch.device, rows: int, note: Note
-    ) -> None:
+        self, stage: Stage | ScoredStage, number: int, count: int, *, group: ProcessGroup, device: torch.device,
+        rows: int, note: Note,
+    ) -> None:  # fmt: skip
         T, C = stage.config.block_size, stage.config.n_embd
         between = torch.empty(rows, T, C, device="meta", requires_grad=True)
         ids = torch.empty(rows, T, dtype=torch.int64, device="meta")
@@ -123,13 +124,13 @@ class TorchStage(PipelineStage):
 
 
 def make_schedule(
-    name: str, stages: list[TorchStage], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+    name: str, stages: Sequence[Any], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> Any:
-    """Torch's runtime of a schedule, for this process's stages.
+    """Torch's runtime of a schedule, for this process's stages as torch drives them.
 
     Gradients are added up as they are: torch would divide them by the number of micro-batches at every call, which is
     wrong for a sum, and for several calls a step.
     """
     kind = getattr(schedules, SCHEDULES[name].torch_name)
     single = issubclass(kind, schedules.PipelineScheduleSingle)
-    return kind(stages[0] if single else stages, micro_batches, loss_fn=loss, scale_grads=False)
+    return kind(stages[0] if single else list(stages), micro_batches, loss_fn=loss, scale_grads=False)
