@@ -16,6 +16,13 @@ from gptlab import hardware, kernels, peaks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes is left out unless GPTLAB_SLOW is set; a shorter form of each stands beside it."""
+    for item in items if "GPTLAB_SLOW" not in os.environ else ():
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: set GPTLAB_SLOW=1"))
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_kernels: Path) -> None:
     """No test reads or writes the user's cache or runs. Its own cache says how fast the CPU is, so that no run

@@ -266,6 +266,7 @@ def test_a_real_bench_is_right_and_complete(capsys: pytest.CaptureFixture[str]) 
     assert row["timed_loss_gap"] < 1e-4 and row["mfu"] > 0 and row["against_dtype"] == "float32"
 
 
+@pytest.mark.slow
 def test_sampling_is_timed_by_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     words = ["--new-tokens", "4", "--prompt-tokens", "4", "--against", "transformers", "--no-memory", "--json"]

@@ -31,7 +31,10 @@ def column(run: Run, key: str) -> dict[int, Any]:
     return {row["step"]: row[key] for row in run.metrics() if key in row}
 
 
-@pytest.mark.parametrize(("model", "layers", "schedule"), [("gptlab", 12, "1f1b"), ("huggingface", 4, "gpipe")])
+@pytest.mark.parametrize(
+    ("model", "layers", "schedule"),
+    [("gptlab", 12, "1f1b"), pytest.param("huggingface", 4, "gpipe", marks=pytest.mark.slow)],
+)
 def test_a_classifier_in_four_stages_has_the_loss_of_one_process(
     model: Any, layers: int, schedule: Any, tmp_path: Path
 ) -> None:

@@ -64,7 +64,14 @@ def at_random_steps(draw: random.Random, kills: int = 20) -> list[dict[str, Any]
     return [{"step": step} | ({"pause": draw.uniform(0, 0.02)} if n % 2 else {}) for n, step in enumerate(steps)]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("saves", "float32"), ("some saves", "bfloat16"), ("steps", "float32")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        pytest.param("saves", "float32", marks=pytest.mark.slow),
+        ("some saves", "bfloat16"),
+        pytest.param("steps", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_and_resumed_equals_unbroken(tinytext: Path, tmp_path: Path, kind: str, dtype: str) -> None:
     whole, broken = (begin(tinytext, tmp_path, name, dtype) for name in ("whole", "broken"))
     assert train(whole.path, [{}])[0]["code"] == 0, whole.log()

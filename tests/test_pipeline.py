@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,11 +147,10 @@ def test_two_processes_train_as_one_under_every_schedule_in_one_two_and_four_pas
         check(config, alone, ranks)
 
 
-SLOW = pytest.mark.skipif("GPTLAB_SLOW" not in os.environ, reason="minutes: set GPTLAB_SLOW=1")
-
-
-@pytest.mark.parametrize("strategy", ["pp", "pp+ddp"])
-@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize("strategy", [pytest.param("pp", marks=pytest.mark.slow), "pp+ddp"])
+@pytest.mark.parametrize(
+    "passes", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_four_processes_train_as_one_under_every_schedule(strategy: str, passes: int) -> None:
     """Eight micro-batches a pass, or four where two pipelines share them: DualPipeV wants no fewer than stages."""
     config = DEEP.replace(global_batch_size=8 * passes, vocab_size=65)

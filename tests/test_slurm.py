@@ -147,6 +147,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     subprocess.run([str(CLUSTER), "stop", str(folder)], check=False)
 
 
+@pytest.mark.slow
 def test_two_nodes_requeued_amid_the_run_and_a_killed_rank_equal_a_local_run(cluster: None, tinytext: Path) -> None:
     config = small(tinytext, max_iters=400, checkpoint_interval=50, nproc=1)
     handle = gptlab.launch(config, name="far", engine=Slurm(nodes="2"))
@@ -187,6 +188,7 @@ def _release(handle: Any) -> None:
     subprocess.run(["scontrol", "release", handle.job], check=False)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_array_and_equals_local_runs(cluster: None, tinytext: Path, tmp_path: Path) -> None:
     base = small(tinytext, max_iters=20)
     grid = {"n_layer": [1, 2, 3], "n_embd": [16, 32]}

@@ -231,6 +231,7 @@ def test_a_killed_rank_is_replaced_and_the_losses_are_equal(
     assert not workers(handle.run)
 
 
+@pytest.mark.slow
 def test_an_error_that_repeats_ends_the_run_before_the_restarts_do(tinytext: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(tinytext.read_text())
@@ -241,6 +242,7 @@ def test_an_error_that_repeats_ends_the_run_before_the_restarts_do(tinytext: Pat
     assert len(run.attempts()) <= 2
 
 
+@pytest.mark.slow
 def test_the_caller_s_death_ends_agent_and_ranks_and_the_run_resumes(
     tinytext: Path, unbroken: dict[int, float]
 ) -> None:
@@ -265,6 +267,7 @@ def test_the_caller_s_death_ends_agent_and_ranks_and_the_run_resumes(
     assert losses(run) == unbroken
 
 
+@pytest.mark.slow
 def test_a_second_node_joins_and_leaves_while_it_trains(tinytext: Path, tidy: list[Handle]) -> None:
     """One worker, then two, then one, of plain agents with a shared store: the same batch, and losses within 1e-4."""
     config = small(tinytext, nproc=1, max_iters=2000, checkpoint_interval=25, eval_interval=2000)

@@ -294,6 +294,7 @@ def test_the_line_says_what_nanogpt_says() -> None:
     assert "mfu n/a" in human_line(row | {"mfu": None})
 
 
+@pytest.mark.slow
 def test_compiling_is_recorded_apart_from_training(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

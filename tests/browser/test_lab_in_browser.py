@@ -101,6 +101,7 @@ def test_a_reload_and_a_restart_in_the_middle_of_a_run(
         trainer.wait(60)
 
 
+@pytest.mark.slow
 def test_sort_sample_and_look_in_dark_and_narrow(tmp_path: Path, runs: Path, trainer: subprocess.Popen[bytes]) -> None:
     """Headings and rows answer a click, a run writes while it trains, and nothing hangs over in 900 pixels of dark."""
     folder = tmp_path / "lab"
@@ -127,6 +128,7 @@ def test_sort_sample_and_look_in_dark_and_narrow(tmp_path: Path, runs: Path, tra
         lab.screenshot(path=str(jupyter.ARTEFACTS / "lab-dark-narrow.png"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["04_elastic", "05_pipeline"])
 def test_main_act_of_a_notebook(name: str, tmp_path: Path) -> None:
     """The notebook runs to its end in a real JupyterLab; in 04 a click on Kill begins another attempt."""
