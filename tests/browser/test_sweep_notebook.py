@@ -75,6 +75,8 @@ def test_move_run_see_stop(tmp_path: Path) -> None:
             "() => document.querySelector('.gptlab-stop').disabled && !document.querySelector('.gptlab-run').disabled",
             timeout=PATIENCE_MS,
         )
-        states = lab.locator(".gptlab-runs tbody").inner_text()
-        assert "stopped" in states and "waiting" in states
+        page.wait_for_function(  # the table is drawn a moment after the buttons change
+            "() => /stopped[^]*waiting/.test(document.querySelector('.gptlab-runs tbody').innerText)",
+            timeout=PATIENCE_MS,
+        )
         lab.screenshot(path=str(jupyter.ARTEFACTS / "01_sweep-stopped.png"))
