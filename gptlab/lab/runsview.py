@@ -266,7 +266,9 @@ class RunsView(Part):
 
     def look(self) -> dict[str, Any]:
         self.asked_at = time.monotonic()
-        self.due = self.asked_at + (LIVE_S if self.active else QUIET_S)
+        # A sweep that was just started has no run at work yet: its first point is looked for as often as any.
+        live = self.active or bool(self.desk.active_sweeps(self.runs_dir))
+        self.due = self.asked_at + (LIVE_S if live else QUIET_S)
         sort, descending = self._bar.order
         return {
             "kind": "runs", "runs_dir": str(self.runs_dir), "sweep": self.sweep_name, **self.axes,
