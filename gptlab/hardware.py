@@ -19,7 +19,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,9 +26,10 @@ from typing import Any
 
 from gptlab import kernels, peaks
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.cpu import cpu_flags, cpu_name, output_of
 from gptlab.peaks import Peak, Rates, known_peak
 
-__all__ = ["Peak", "Rates", "known_peak"]  # beside what is defined here: callers need not know where the table stands
+__all__ = ["Peak", "Rates", "cpu_name", "known_peak"]  # beside what is defined here: callers need not know its home
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Commands that start a browser which the browser tests can drive."""
@@ -112,22 +112,9 @@ def _words(path: Path) -> list[str]:
 
 
 @functools.cache
-def cpu_name() -> str:
-    """The CPU's model, as the system names it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
-    if found:
-        return found[1].strip()
-    if sys.platform == "darwin":
-        return _run(["sysctl", "-n", "machdep.cpu.brand_string"]) or platform.machine()
-    return platform.processor() or platform.machine() or "unknown CPU"
-
-
-@functools.cache
 def cpu_bfloat16() -> str | None:
     """The instruction set with which this CPU multiplies bfloat16 natively, or None."""
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
-    have = set(flags[1].split()) if flags else set()
-    return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in have), None)
+    return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in cpu_flags()), None)
 
 
 @functools.cache
@@ -138,7 +125,7 @@ def devices() -> tuple[Device, ...]:
         return Device("mps", cpu_name(), memory_bytes()), cpu  # a Mac's GPU shares the main memory
     found = []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits"]
-    for line in _run(query).splitlines() if shutil.which("nvidia-smi") else ():
+    for line in output_of(query).splitlines() if shutil.which("nvidia-smi") else ():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 4 and cells[1].isdigit():
             capability = float(cells[2]) if re.fullmatch(r"\d+\.\d+", cells[2]) else None
@@ -149,14 +136,6 @@ def devices() -> tuple[Device, ...]:
     asked = [word.strip() for word in visible.split(",") if word.strip()]
     by_word = {str(index): device for index, (_, device) in enumerate(found)} | dict(found)
     return *(by_word[word] for word in asked if word in by_word), cpu
-
-
-def _run(command: list[str]) -> str:
-    """What a command prints, or nothing where it fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def torch_sees_cuda() -> bool:

@@ -14,7 +14,6 @@ purpose: compiling the kernel, which can still fail (`native/build.py`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import platform
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from gptlab.config import GPTConfig
 from gptlab.counts import classifies, published
+from gptlab.cpu import cpu_flags, cpu_name
 from gptlab.runs import read_json
 
 LANES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -54,9 +54,7 @@ def rates_file() -> Path:
 
 def rates_key(dtype: str, threads: int) -> str:
     """What rates depend on, as it stands in the file."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
-    return f"{name}, {dtype}, {threads} threads"
+    return f"{cpu_name()}, {dtype}, {threads} threads"
 
 
 def cached_rates(dtype: str, threads: int) -> KernelRates | None:
@@ -83,7 +81,8 @@ def refusal(config: GPTConfig, device: str, dtype: str) -> str | None:
         n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, block_size=config.block_size,
         vocab_size=config.vocab_size, bias=config.bias,
     )  # fmt: skip
-    different = [name for name, value in plain.to_dict().items() if config.shape().to_dict()[name] != value]
+    asked = config.shape().to_dict()
+    different = [name for name, value in plain.to_dict().items() if asked[name] != value]
     if different:
         return f"kernels of our own know GPT-2 without {different[0]}"
     for name, value in (("block_size", config.block_size), ("n_embd / n_head", config.head_dim)):
@@ -109,14 +108,11 @@ def serves(config: GPTConfig, device: str, dtype: str) -> bool:
     return refusal(config, device, dtype) is None
 
 
-@functools.cache
 def _missing_instructions(needed: tuple[str, ...]) -> str | None:
     """The first instruction set that this CPU does not have."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "AVX-512 under Linux"
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    have = next((line.split() for line in lines if line.startswith("flags")), [])
-    return next((name for name in needed if name not in have), None)
+    return next((name for name in needed if name not in cpu_flags()), None)
 
 
 def compiler() -> str | None:

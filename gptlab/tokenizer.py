@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -47,7 +48,7 @@ _BATCH = 1 << 22  # characters a parallel batch holds
 _SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """What all three share. `eot` is the end-of-text id that parts documents, or None where there is none."""
 
     name: str
@@ -59,17 +60,17 @@ class Tokenizer:
         """numpy's name of the type that holds every id: uint16, or uint32 above 65,536 ids."""
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
+    @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text, (n,) of `dtype`. ConfigError for what the vocabulary lacks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """The UTF-8 bytes of ids (n,): not whole characters at every id, so that a stream can wait for the rest.
 
         Raises:
             ValueError: an id that the vocabulary does not have.
         """
-        raise NotImplementedError
 
     def to_meta(self) -> dict[str, Any]:
         """All that `from_meta` needs, as JSON's types."""

@@ -51,16 +51,7 @@ def run_rank(path: Path, *, attempt: int, rank: int, world_size: int, rendezvous
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     store = FileStore(rendezvous, world_size) if world_size > 1 else None
-    _run(
-        path,
-        attempt=attempt,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        local_size=world_size,
-        store=store,
-        say=_print,
-    )
+    _run(path, attempt, joining.Spot(rank, world_size, local_rank=rank, local_size=world_size), store, _print)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -111,10 +102,7 @@ def main(argv: list[str] | None = None) -> None:
             _print(line)
             print(line, file=log)
 
-    _run(
-        path, attempt=attempt, rank=spot.rank, world_size=spot.world_size, local_rank=spot.local_rank,
-        local_size=spot.local_size, store=store, say=say,
-    )  # fmt: skip
+    _run(path, attempt, spot, store, say)
 
 
 def _leave_if_over(run: Run) -> None:
@@ -138,41 +126,27 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def _run(
-    path: Path, *, attempt: int, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: Store | None, say: Callable[[str], None],
-) -> None:  # fmt: skip
+def _run(path: Path, attempt: int, spot: joining.Spot, store: Store | None, say: Callable[[str], None]) -> None:
     """Trains, and writes down what ended it early."""
     writer = RunWriter(path, attempt)
     trainer = None
-    pace = Pace(rank, world_size)
+    pace = Pace(spot.rank, spot.world_size)
     pulse = Pulse(pace, writer.folder)
     try:
-        trainer = _prepare(
-            path,
-            writer,
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            local_size=local_size,
-            store=store,
-            say=say,
-            pace=pace,
-        )
+        trainer = _prepare(path, writer, spot, store, say, pace)
         trainer.resume()
         trainer.run()
         trainer.world.close()
     except BaseException as error:
-        writer.error(rank, trainer.done if trainer else None, error, traceback.format_exc())
+        writer.error(spot.rank, trainer.done if trainer else None, error, traceback.format_exc())
         raise
     finally:
         pulse.close()
 
 
 def _prepare(
-    path: Path, writer: RunWriter, *, rank: int, world_size: int, local_rank: int, local_size: int,
-    store: Store | None, say: Callable[[str], None], pace: Pace,
-) -> Trainer:  # fmt: skip
+    path: Path, writer: RunWriter, spot: joining.Spot, store: Store | None, say: Callable[[str], None], pace: Pace
+) -> Trainer:
     """Everything before the first step."""
     import torch
 
@@ -181,17 +155,18 @@ def _prepare(
     from gptlab.parallel.world import connect
     from gptlab.training import Trainer
 
+    rank, world_size = spot.rank, spot.world_size
     run = Run(path)
     config, info = run.config, run.info
     text = corpus.ensure(config.data, config.tokenizer, task=config.task)
     text.check_length(config.block_size, config.task)
     config = _with_vocabulary(config, text, info)
-    setting, reasons = settle(config, info, world_size, local_size)
+    setting, reasons = settle(config, info, world_size, spot.local_size)
     torch.set_num_threads(setting.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    device = _device(config, setting.device, local_rank, local_size)
+    device = _device(config, setting.device, spot.local_rank, spot.local_size)
     numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
     attention.check(setting.attention, config, device, numbers)
     world = connect(

@@ -230,7 +230,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = "NVIDIA H200, 143771, 9.0, GPU-aa\nNVIDIA L4, 23034, 8.9, GPU-bb"
     monkeypatch.setattr("gptlab.hardware.shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(hardware, "_run", lambda command: listing)
+    monkeypatch.setattr(hardware, "output_of", lambda command: listing)
     monkeypatch.setattr("gptlab.hardware.sys.platform", "linux")
     ask = hardware.devices.__wrapped__
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

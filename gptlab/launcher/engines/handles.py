@@ -10,6 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ ASK_S = 2.0
 """Seconds between two questions to SLURM."""
 
 
-class EngineHandle(Handle):
+class EngineHandle(Handle, ABC):
     """A run whose processes are not the warm supervisor's.
 
     Args:
@@ -35,9 +36,9 @@ class EngineHandle(Handle):
         self.run, self._attempt = run, attempt
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether nothing more will come."""
-        raise NotImplementedError
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """Waits until the run is over. Returns its result.json, or ``{"status": "lost", "message": ...}``.
