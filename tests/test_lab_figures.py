@@ -15,6 +15,7 @@ from gptlab.lab import figures, tables
 
 def test_styles_are_unique_for_sixteen_runs() -> None:
     assert len({figures.style(index) for index in range(figures.MOST_CURVES)}) == figures.MOST_CURVES == 16
+    assert len({figures.style(index)[1] for index in range(8)}) == 8, "without colours the dashes tell eight apart"
 
 
 def test_svg_is_text_with_the_page_s_colours_and_says_last_values(tmp_path: Path) -> None:

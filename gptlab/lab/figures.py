@@ -34,7 +34,10 @@ __all__ = ["COLOURS", "DASHES", "MOST_CURVES", "TIMES", "X_LABELS", "Series", "X
 # Okabe and Ito's palette for the colour-blind (2008), its yellow and black replaced by an olive and a violet that can
 # be seen on white and on black pages alike.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8f8f1f", "#7a5fc0")
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2))
+DASHES: tuple[tuple[float, ...], ...] = (
+    (), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (11, 3), (1.5, 4), (7, 2, 1.5, 2, 1.5, 2), (3, 3),
+)  # fmt: skip
+"""On, off, ... in line widths: as many as there are colours, so that eight lines can be told apart without any."""
 MOST_CURVES = len(COLOURS) * 2
 """More curves than this in one picture cannot be told apart."""
 _RAW_POINTS, _SMOOTH_POINTS = 160, 80  # of a curve, at most: what a panel 500 pixels wide can show
@@ -44,7 +47,7 @@ _LEAST_BAND = 0.004  # of the axis: a restart that lost no step is still to be s
 
 def style(index: int) -> tuple[str, tuple[float, ...]]:
     """Colour and dash pattern (on, off, ... in line widths; empty is solid) of the index-th run: unique up to 16."""
-    return COLOURS[index % 8], DASHES[(index + index // 8) % 4]
+    return COLOURS[index % 8], DASHES[(index + index // 8) % 8]
 
 
 def draw(
