@@ -1,8 +1,8 @@
 """A report: runs as one HTML file that needs nothing else, to be kept or sent.
 
     $ gptlab report first second --out report.html
-    >>> from gptlab import report
-    >>> report.write([gptlab.Run("runs/first")], Path("report.html"))
+    >>> from gptlab.lab import report
+    >>> report.write([gptlab.Run("runs/first")], "report.html")
 
 Curves by steps and by FLOPs, the table of runs, the law through them where there are runs enough to fit one, what sets
 their configs apart, and for each run its config, what each `auto` became, device, text and versions. The figures are
@@ -48,13 +48,13 @@ summary {{cursor: pointer; font-weight: 600}} .wide {{overflow-x: auto}}
 """
 
 
-def write(runs: Sequence[Run], path: Path, *, title: str = "") -> Path:
+def write(runs: Sequence[Run], path: str | os.PathLike[str], *, title: str = "") -> Path:
     """Writes the page, whole or not at all; gives its path.
 
     Raises:
         ConfigError: no runs, or a folder that cannot be written.
     """
-    text = page(runs, title=title)
+    text, path = page(runs, title=title), Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
