@@ -7,6 +7,7 @@
 #   make test    lint, types, floors, unit tests, notebooks, browser
 #   make notebooks   all notebooks at their default budget, each some minutes
 #   make bench   what the README says of speed, measured here and written there
+#   make watchcosts   what watching costs: delay, shares of a core, slowdown, growth; each beside its limit
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,10 +22,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo faults test notebooks bench
+.PHONY: help lab demo faults test notebooks bench watchcosts
 
 help:
-	@sed -n '4,10s/^#//p' Makefile
+	@sed -n '4,11s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -40,6 +41,9 @@ faults: $(READY)
 	$(BIN)/python tests/faults $(FAULTS)
 
 # pytest stands last: its closing line is the verdict.
+watchcosts: $(READY)
+	$(BIN)/python tests/watchcosts/measure.py $(WATCHCOSTS)
+
 test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
