@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gptlab.lab.curves import TIMES as TIMES
 from gptlab.lab.curves import X_LABELS, Series, XAxis, describe, empty, furthest, read, short, smooth, thin
-from gptlab.lab.rendering import Theme, canvas, save, settings, svg
+from gptlab.lab.rendering import Theme, canvas, panes, save, settings, svg
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "DASHES", "MOST_CURVES", "TIMES", "X_LABELS", "Series", "XAxis", "describe", "draw", "empty",
-           "read", "save", "short", "style", "svg"]  # fmt: skip
+           "page", "read", "save", "short", "style", "svg"]  # fmt: skip
 
 # Okabe and Ito's palette for the colour-blind (2008), its yellow and black replaced by an olive and a violet that can
 # be seen on white and on black pages alike.
@@ -42,6 +42,7 @@ MOST_CURVES = len(COLOURS) * 2
 """More curves than this in one picture cannot be told apart."""
 _RAW_POINTS, _SMOOTH_POINTS = 160, 80  # of a curve, at most: what a panel 500 pixels wide can show
 _LONGEST_LABEL = 30
+_TICKS = 0.045  # of the width: what the numbers beside an axis take
 _LEAST_BAND = 0.004  # of the axis: a restart that lost no step is still to be seen
 
 
@@ -111,6 +112,12 @@ def draw(
                 title=heading, frameon=False, handlelength=2.4, borderaxespad=0, alignment="left",
             )  # fmt: skip
     return figure
+
+
+def page(figure: Figure, description: str) -> str:
+    """What `draw` has drawn, without a legend, for a page: loss and speeds, side by side where there is room."""
+    speed = figure.axes[1].get_position()
+    return panes(figure, description, cut=speed.x0 - _TICKS)
 
 
 def _shortened(label: str) -> str:

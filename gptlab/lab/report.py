@@ -77,9 +77,9 @@ def page(runs: Sequence[Run], *, title: str = "") -> str:
     said = figures.describe(series)
     colours = {run.name: index for index, run in enumerate(drawn)}
     parts = [f"<p>The curves are those of the first {len(drawn)} runs.</p>" if len(drawn) < len(runs) else ""]
-    parts.append("<h2>Curves by optimizer steps</h2>" + figures.svg(figures.draw(series, legend=False), said))
+    parts.append("<h2>Curves by optimizer steps</h2>" + figures.page(figures.draw(series, legend=False), said))
     parts.append(
-        "<h2>Loss and speed by compute</h2>" + figures.svg(figures.draw(series, x="flops", legend=False), said)
+        "<h2>Loss and speed by compute</h2>" + figures.page(figures.draw(series, x="flops", legend=False), said)
     )
     parts.append("<h2>Runs</h2>" + tables.table(rows, colours, names=True))
     parts.append(_law(runs))

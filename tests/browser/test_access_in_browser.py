@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import jupyter
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
@@ -34,6 +34,15 @@ def tab_to(page: Page, selector: str) -> None:
             return
         page.keyboard.press("Tab")
     raise AssertionError(f"{selector} cannot be reached with {MOST_TABS} presses of Tab")
+
+
+def photograph(page: Page, lab: Locator, name: str) -> None:
+    """A screenshot of all of the lab: for a moment the window is as high as that."""
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": size["width"], "height": 2400})
+    lab.screenshot(path=str(jupyter.ARTEFACTS / name))
+    page.set_viewport_size(size)
 
 
 @pytest.mark.slow
@@ -68,7 +77,7 @@ def test_main_act_by_keyboard_alone_without_colour(name: str, width: int, zoom: 
             ".getAttribute('aria-label'))"
         )
         lab = page.locator(".gptlab-lab").first
-        lab.screenshot(path=str(jupyter.ARTEFACTS / f"01_sweep-{name}-running.png"))
+        photograph(page, lab, f"01_sweep-{name}-running.png")
 
         # What colours say is said in other ways as well.
         dashes = lab.locator(".gptlab-runs tbody svg path").evaluate_all("all => all.map(e => e.outerHTML)")
@@ -80,7 +89,7 @@ def test_main_act_by_keyboard_alone_without_colour(name: str, width: int, zoom: 
         page.keyboard.press("Enter")
         page.wait_for_selector(".gptlab-runs >> text=stopped")
         page.wait_for_function("() => !document.querySelector('.gptlab-run').disabled")
-        lab.screenshot(path=str(jupyter.ARTEFACTS / f"01_sweep-{name}-stopped.png"))
+        photograph(page, lab, f"01_sweep-{name}-stopped.png")
 
         for part in page.locator(".gptlab-lab, .gptlab-lab button, .gptlab-lab input, .gptlab-lab select").all():
             if part.is_visible():
