@@ -34,6 +34,21 @@ def test_painter_redraws_only_what_changed(tmp_path: Path) -> None:
     assert "two at step 50" in painter.look(asked(tmp_path))["svg"], "a first point does not wait"
 
 
+def test_pictures_wait_until_all_that_was_done_is_a_small_share_of_the_time(tmp_path: Path) -> None:
+    run = made_run(tmp_path, state="running")
+    painter = Painter()
+    assert "svg" in painter.look(asked(tmp_path))
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 51, "attempt": 1, "loss": 2.0, "tokens": 51 * 768, "time_s": 1.02}) + "\n")
+    view = painter._views["one"]
+    assert painter.look(asked(tmp_path)) == {}, "more of the same can wait"
+    view.at, used = view.at - 10.0, view.cpu_s
+    view.cpu_s = used - 5.0
+    assert painter.look(asked(tmp_path)) == {}, "half a core was used since, by looks or by other views"
+    view.cpu_s = used
+    assert "one at step 51" in painter.look(asked(tmp_path))["svg"]
+
+
 def test_a_view_hides_sorts_compares_and_shows_a_log(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         made_run(tmp_path, name, rows={"a": 10, "b": 30, "c": 20}[name])

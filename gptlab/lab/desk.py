@@ -205,7 +205,7 @@ class Desk:
         request = _tried(late, late.look)
         if late.due <= now:
             late.due = now + IDLE_S
-        if request is not None and self.artist.send(request | {"view": late.view, "views": len(parts)}):
+        if request is not None and self.artist.send(request | {"view": late.view}):
             self._asked = (weakref.ref(late), now)
         return 0.0
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import math
 import os
 import sys
 import time
@@ -40,7 +41,7 @@ from gptlab.lab.naming import sweeps_in
 from gptlab.runs import ACTIVE, Run
 
 SHARE = 0.1
-"""Part of one core that drawing may take: the rest between two pictures grows with what one costs."""
+"""Part of one core that this process may take, pictures and mere looks together: it rests until that is true again."""
 SHORTEST_S = 0.5
 """Seconds between two pictures, at least."""
 LOG_LINES = 200
@@ -55,7 +56,10 @@ class _Memory:
     marks: dict[str, tuple[Any, ...]] | None = None
     asked: dict[str, Any] | None = None
     shown: frozenset[str] = frozenset()
-    not_before: float = 0.0
+    at: float = -math.inf
+    """When the last picture was begun, in `time.monotonic()`."""
+    cpu_s: float = 0.0
+    """What the process had used until then."""
 
 
 class Painter:
@@ -71,11 +75,11 @@ class Painter:
         return answer
 
     def _runs(self, request: dict[str, Any]) -> dict[str, Any]:
-        began = time.process_time()
+        at, cpu_s = time.monotonic(), time.process_time()
         runs_dir, name = Path(request["runs_dir"]), request.get("sweep")
         view = self._views.setdefault(request["view"], _Memory())
         sweep, runs = self._gatherer.find(runs_dir, name)
-        asked = {key: value for key, value in request.items() if key not in ("save", "views")}
+        asked = {key: value for key, value in request.items() if key != "save"}
         names = sweeps_in(runs_dir)
         now = marks(runs)
         seen = (now, names, sweep and len(sweep.cells), _log_mark(runs_dir, request.get("log")))
@@ -84,7 +88,8 @@ class Painter:
         urgent = view.asked != asked or not points <= view.shown or view.marks is None
         urgent = urgent or [mark[-1] for mark in now.values()] != [mark[-1] for mark in (view.marks or {}).values()]
         same = seen == view.seen and view.asked == asked
-        if "save" not in request and (same or (time.monotonic() < view.not_before and not urgent)):
+        rested = at - view.at >= SHORTEST_S and cpu_s - view.cpu_s <= SHARE * (at - view.at)
+        if "save" not in request and (same or not (urgent or rested)):
             return {}
         rows, series, places = self._gatherer.gather(
             runs_dir, name, hidden=request.get("hidden", ()), only=request.get("only", ())
@@ -110,9 +115,8 @@ class Painter:
         compared = [run for run in runs if run.name in request.get("compare", ())]
         answer["compare"] = comparison(compared) if compared else ""
         view.seen, view.marks, view.asked, view.shown = seen, now, asked, points
-        answer["cost_s"] = time.process_time() - began
-        rest = answer["cost_s"] * request.get("views", 1) / SHARE
-        view.not_before = time.monotonic() + max(SHORTEST_S, rest)
+        view.at, view.cpu_s = at, cpu_s
+        answer["cost_s"] = time.process_time() - cpu_s
         return answer
 
     def _log(self, runs_dir: Path, name: str | None) -> str:

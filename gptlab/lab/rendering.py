@@ -102,7 +102,7 @@ def _group(text: str, name: str) -> tuple[int, int]:
     """Where a group of an SVG begins and ends."""
     begin = text.index(f'<g id="{name}"')
     depth = 0
-    for tag in re.finditer(r"<g\b[^>]*[^>/]>|</g>", text[begin:]):  # an empty group is one tag, which ends itself
+    for tag in re.finditer(r"<g(?:\s[^>]*[^>/])?>|</g>", text[begin:]):  # an empty group is one tag, which ends itself
         depth += -1 if tag.group() == "</g>" else 1
         if not depth:
             return begin, begin + tag.end()
