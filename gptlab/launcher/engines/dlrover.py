@@ -90,7 +90,8 @@ def missing(python: str) -> str | None:
         return f"dlrover_python {python} cannot be started ({error.strerror}): name another interpreter."
     if not found:
         return (
-            f"{python} has no DLRover: install gptlab[dlrover] in an environment of its own, and name its interpreter."
+            f"{python} has no DLRover: pip install 'gptlab[dlrover]' in an environment of its own, and name its "
+            "interpreter."
         )
     if shutil.which("unshare") is None:
         return "There is no unshare on this machine, which keeps DLRover from other processes: install util-linux."
