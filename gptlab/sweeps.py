@@ -91,6 +91,8 @@ def sweep(
         raise ConfigError(f"No cell of the sweep {name!r} can be run; the first: {made[0].reason}")
     found = Sweep(name, folder, made)
     found.check_earlier_runs()
+    if engine is not None:
+        engine.check_folder(folder.absolute())
     if halving and engine is not None:
         raise ConfigError(f"halving {halving} needs a queue that watches, and SLURM runs all cells: leave out the one.")
     if halving:

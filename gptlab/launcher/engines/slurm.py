@@ -74,6 +74,10 @@ class Slurm:
         """Refuses a world that the batch cannot employ."""
         settings.check_world(config, int(self.nodes))
 
+    def check_folder(self, runs_dir: Path) -> None:
+        """Refuses a folder that a script cannot name."""
+        _directive(f"--output={runs_dir}")
+
     def settle(self, config: TrainConfig) -> TrainConfig:
         """The config with the threads that a process's cores give it: SLURM binds it to them."""
         return config if config.threads else config.replace(threads=self.cpus)
@@ -188,4 +192,6 @@ def _directive(option: str) -> str:
     if re.fullmatch(r"[\w@%+=:,./-]+", option):
         return option
     name, _, value = option.partition("=")
+    if len(value.splitlines()) > 1:
+        raise ConfigError(f"{value!r} has a line break, which ends an #SBATCH line: choose another --runs-dir.")
     return f'{name}="' + re.sub(r'(["\\])', r"\\\1", value) + '"'

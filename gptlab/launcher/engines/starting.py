@@ -36,14 +36,15 @@ def prepare(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[s
     from gptlab.launcher import check
 
     cwd = Path.cwd()
+    base = (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute()
     engine.check(config)
     if isinstance(engine, Slurm):  # its nodes are not this machine: of this one only the file system counts
+        engine.check_folder(base)
         config = engine.settle(config)
         check_text(config, cwd)
     else:
         check(config, cwd)
     initial.check(config, cwd)
-    base = (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute()
     if name is not None and isinstance(engine, Torchrun) and engine.joins and (base / name).is_dir():
         return _join(base / name, config)
     run = create_run(config, name, base, cwd=str(cwd))
