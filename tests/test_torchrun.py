@@ -185,7 +185,7 @@ def test_the_command_is_shown_and_runs_as_it_stands(tinytext: Path, capsys: pyte
     line = capsys.readouterr().out
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 " in line and "--rdzv-endpoint=127.0.0.1:29511" in line
     assert shlex.split(line)[-1] == str(Run.open("a run").path.absolute()) and "--nnodes=1:4" in line
-    assert Run.open("a run").state == "queued"
+    assert Run.open("a run").state == "planned"
     assert main(["train", "--dry-run", "--max-iters", "2"]) == 2
     assert main(["train", "--nodes", "2"]) == 2 and "rdzv_endpoint" in capsys.readouterr().err
     assert main(["train", "--image", "x"]) == 2 and "says nothing to the engine local" in capsys.readouterr().err
