@@ -75,8 +75,8 @@ def requeue(job: str) -> bool:
 
 
 def submit_runs(runs: Sequence[Run], script: Path, *, array: bool) -> str:
-    """Hands a script to sbatch that trains runs of which nobody is at work. From now on they are queued, and a stop that
-    was asked for before is forgotten. Returns the job's number.
+    """Hands a script to sbatch that trains runs: they are queued from now on, and a stop that was asked for before is
+    forgotten. Returns the job's number.
 
     Args:
         array: whether each run is a job of an array, in this order.
