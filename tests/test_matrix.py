@@ -46,8 +46,8 @@ class Trained:
     """The tied embedding at the end, where this process has one as a whole."""
 
 
-def train(world: World, config: TrainConfig, micro: int) -> Trained:
-    parts = assemble(config, Setting("cpu", "float32", "sdpa", micro, 1), TOKENS, world)
+def train(world: World, config: TrainConfig, micro: int, dtype: str = "float32") -> Trained:
+    parts = assemble(config, Setting("cpu", dtype, "sdpa", micro, 1), TOKENS, world)
     parts.strategy.part.train()
     losses, gradients = [], []
     for step in range(STEPS):
@@ -75,9 +75,9 @@ def _grad(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def cases(world: World, configs: list[tuple[TrainConfig, int]]) -> list[Trained]:
+def cases(world: World, configs: list[tuple[TrainConfig, int]], dtype: str = "float32") -> list[Trained]:
     """Several in one world, which takes seconds to make."""
-    return [train(world, config, micro) for config, micro in configs]
+    return [train(world, config, micro, dtype) for config, micro in configs]
 
 
 def cells(strategy: str, size: int, goes: int) -> list[tuple[TrainConfig, int]]:
@@ -87,8 +87,6 @@ def cells(strategy: str, size: int, goes: int) -> list[tuple[TrainConfig, int]]:
     replicas = 1 if strategy == "pp" else 2
     found = []
     for name, schedule in SCHEDULES.items():
-        if strategy == "pp+fsdp" and schedule.v_shaped:
-            continue
         config = BASE.replace(
             strategy=strategy, nproc=size, pipeline_schedule=name, stages=schedule.per_process * size // replicas,
             global_batch_size=8 * goes, micro_batch_size=1, pipeline_micro_batches=8 // replicas,

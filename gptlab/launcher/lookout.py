@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 from gptlab.jsonfile import read_json
-from gptlab.launcher.watch import LOOK_S, Progress, Stuck
+from gptlab.launcher.watch import LOOK_S, Progress, Stuck, is_stopped
 from gptlab.pace import COMMUNICATION, OVER, PREPARING, Pace
 from gptlab.recording import RunWriter
 
@@ -111,4 +111,17 @@ class Lookout:
             error = WorkerHung(f"rank {stuck.rank} {stuck.what} {after}")
         with contextlib.suppress(OSError):
             self.writer.error(stuck.rank, step, error, text)
+        if stuck.stopped:
+            _kill_stopped((read_json(self.writer.folder / f"rank-{stuck.rank}.json") or {}).get("pid"))
         self.leave(1)
+
+
+def _kill_stopped(pid: int | None) -> None:
+    """Ends a rank that lies stopped on this machine: SIGTERM does not reach it, and torch's agent waits half a minute
+    until it sends the other. What bears another command line than this rank is none."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid) if pid else None
+        if process and process.cmdline() == psutil.Process().cmdline() and is_stopped(process.pid):
+            process.kill()

@@ -114,7 +114,7 @@ class Watch:
         for rank in sorted(here):
             progress, phase = self._progress[rank], said[rank].get("phase", "starting")
             progress.count(said[rank], said[rank].get("marks"), passed)
-            self._stopped[rank] = self._stopped[rank] + passed if _is_stopped(self.pids[rank]) else 0.0
+            self._stopped[rank] = self._stopped[rank] + passed if is_stopped(self.pids[rank]) else 0.0
             if self._stopped[rank] >= self.timeout_s:
                 return Stuck(rank, True, self._stopped[rank], phase)
             if progress.is_over(said[rank]):
@@ -128,7 +128,7 @@ class Watch:
         """Asks every worker for its stack, which becomes rank-R.stack; of a stopped one that says why it is empty."""
         streams = {rank: self.folder / f"rank-{rank}.err" for rank in here}
         before = {rank: _size(path) for rank, path in streams.items()}
-        asked = {rank for rank in here if not _is_stopped(self.pids[rank])}
+        asked = {rank for rank in here if not is_stopped(self.pids[rank])}
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], STACK_SIGNAL)
@@ -146,7 +146,8 @@ class Watch:
                 (self.folder / f"rank-{rank}.stack").write_bytes(text or f"no stack of rank {rank}: {none}\n".encode())
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped by a signal or a debugger."""
     import psutil
 
     try:
