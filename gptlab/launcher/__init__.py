@@ -20,6 +20,7 @@ detached.
     job.py         one run: prepare its text, attempt after attempt
     crew.py        the workers of one attempt: fork, watch, end
     watch.py       which worker hangs or was stopped, and its stack
+    lookout.py     the same by a rank itself, where an engine has started it
     checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
