@@ -241,6 +241,8 @@ class Sweep:
                 ended = now
                 self.write_csv()
             self._stopping.wait(ARRAY_POLL_S) if not told else time.sleep(ARRAY_POLL_S)
+        for run in runs:
+            queue.leave(run, "SLURM ended its job before it began")
         self.write_csv()
 
     def wait(self, timeout: float | None = None) -> bool:
