@@ -66,8 +66,8 @@ def _rows(config: GPTConfig, nproc: int) -> int:
 def _sharded(config: TrainConfig, size: int, work: Callable[[int], Work], number: int) -> int:
     """Under fsdp: a process's rows of the state; embeddings, norms and head as a whole with their gradients, which are
     there to the end of the backward pass; of the blocks' matrices those at work and the next, as gathered and as laid
-    out, and their gradients. Under autocast these are narrow from the start, so that no casts are kept. Gradients of its
-    rows are there from the end of the first micro-batch on.
+    out, and their gradients. Under autocast these are narrow from the start, so that no casts are kept. Gradients of
+    its rows are there from the end of the first micro-batch on.
     """
     block = sum(prod(shape) for name, shape in block_shapes(config).items() if not name.startswith("ln_"))
     rest = parameters(config).allocated - config.n_layer * block

@@ -28,6 +28,7 @@ _STYLE = """<style>
 .gptlab-table tbody tr {border-bottom: 1px solid var(--jp-border-color2, #e4e4e4); background: transparent}
 .gptlab-table td.text, .gptlab-table th.text {text-align: left}
 .gptlab-table td.why {white-space: normal}
+@media (max-width: 1000px) {.gptlab-table th, .gptlab-table td {padding: 2px 5px 2px 2px}}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
 .gptlab-table [data-sort], .gptlab-table [data-pick] {cursor: pointer}
