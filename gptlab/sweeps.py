@@ -78,6 +78,8 @@ def sweep(
         raise ConfigError(f"No cell of the sweep {name!r} can be run; the first: {made[0].reason}")
     found = Sweep(name, folder, made)
     found.check_earlier_runs()
+    if engine is not None:
+        engine.check_folder(folder.absolute())
     if halving and engine is not None:
         raise ConfigError(f"halving {halving} needs a queue that watches, and SLURM runs all cells: leave out the one.")
     if halving:
@@ -236,6 +238,8 @@ class Sweep:
                 ended = now
                 self.write_csv()
             self._stopping.wait(ARRAY_POLL_S) if not told else time.sleep(ARRAY_POLL_S)
+        for run in runs:
+            queue.leave(run, "SLURM ended its job before it began")
         self.write_csv()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -122,7 +122,7 @@ class RunsView(Part):
                     self.code.add(f"{call('gptlab.Sweep.open', name, str(self.runs_dir))}.request_stop()")
         for run in self._runs(names):
             if run.is_active:
-                run.request_stop()
+                run.request_stop()  # one in a queue stops at its turn
                 self.code.add(f"{call('gptlab.Run.open', run.name, str(self.runs_dir))}.request_stop()")
         self.due = 0.0
 

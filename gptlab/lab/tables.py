@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptlab.lab.figures import style
-from gptlab.runs import ACTIVE, Run
+from gptlab.runs import QUEUED, TRAINING, Run
 
 _STYLE = """<style>
 .gptlab-table {border-collapse: collapse; width: 100%; font-size: 12px; line-height: 1.5;
@@ -204,10 +204,12 @@ def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
     share, left = work(rows)
     valid = [row for row in rows if row["state"] != "invalid"]
     over = sum(row["state"] in ("finished", "diverged", "failed") for row in valid)
-    active = sum(row["state"] in ACTIVE for row in valid)
+    active, queued = (sum(row["state"] in states for row in valid) for states in (TRAINING, (QUEUED,)))
     words = [f"{over} of {len(valid)} runs ended"] if valid else ["no runs yet"]
     if active:
         words.append(f"{active} training")
+    if queued:
+        words.append(f"{queued} queued")
     if (invalid := len(rows) - len(valid)) > 0:
         words.append(f"{invalid} invalid")
     if (running or active) and left is not None:
