@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,15 @@ def test_pictures_wait_until_all_that_was_done_is_a_small_share_of_the_time(tmp_
     painter = Painter()
     assert "svg" in painter.look(asked(tmp_path))
     with open(run.path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 51, "attempt": 1, "loss": 2.0, "tokens": 51 * 768, "time_s": 1.02}) + "\n")
+        row = {"step": 51, "attempt": 1, "loss": 2.0, "tokens": 51 * 768, "time_s": 1.02}
+        row |= {"tokens_per_s": 4e4, "mfu": 0.2}
+        file.write(json.dumps(row) + "\n")
     view = painter._views["one"]
+    view.at = time.monotonic()
     assert painter.look(asked(tmp_path)) == {}, "more of the same can wait"
-    view.at, used = view.at - 10.0, view.cpu_s
-    view.cpu_s = used - 5.0
+    view.at, view.cpu_s = time.monotonic() - 100, time.process_time() - 50
     assert painter.look(asked(tmp_path)) == {}, "half a core was used since, by looks or by other views"
-    view.cpu_s = used
+    view.cpu_s = time.process_time()
     assert "one at step 51" in painter.look(asked(tmp_path))["svg"]
 
 
