@@ -129,7 +129,7 @@ main(["train", "--engine", "slurm", "--dry-run", "--name", "far", "--data", {str
 main(["train", "--engine", "kubernetes", "--image", "me/x", "--name", "pod"])
 """
     environ = {
-        **os.environ, "SECRET_TOKEN": PLANTED, "HF_TOKEN": PLANTED, "TMPDIR": str(tmp_path), "GPTLAB_RUNS": "runs",
+        **os.environ, "SECRET_TOKEN": PLANTED, "HF_TOKEN": PLANTED, "GPTLAB_RUNS": "runs",
         "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
     }  # fmt: skip
     done = subprocess.run(
