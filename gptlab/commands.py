@@ -213,10 +213,12 @@ def runs(arguments: argparse.Namespace) -> int:
             }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
+            from gptlab import launcher
+
             if not run.is_active:
                 raise ConfigError(f"The run {run.name!r} is {run.state}: there is nothing to stop.")
-            run.request_stop()
-            print(f"{run.name} stops after the step it is taking")
+            launcher.stop(run)
+            print(f"{run.name} stops after the step it is taking" if run.is_active else f"{run.name} is {run.state}")
         else:
             if run.is_active:
                 raise ConfigError(

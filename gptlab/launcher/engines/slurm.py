@@ -129,7 +129,7 @@ class Slurm:
         from gptlab.launcher.engines.handles import JobHandle
 
         attempts = run.attempts()
-        job = queue.submit(self._write(run))
+        job = queue.submit_runs([run], self._write(run), array=False)
         return JobHandle(run, int(attempts[-1].name) + 1 if attempts else 1, job)
 
     def start_array(self, runs: Sequence[Run], script: Path, log: Path, at_once: int) -> str:
@@ -149,7 +149,7 @@ class Slurm:
         cwd = Path(runs[0].info.get("cwd") or os.getcwd())
         name = script.name.partition(".")[0]
         script.write_text(self.script(name, sizes[0], [run.path for run in runs], cwd, log, at_once))
-        return queue.submit(script)
+        return queue.submit_runs(runs, script, array=True)
 
     def _write(self, run: Run) -> Path:
         path = run.path / SCRIPT
