@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def test_no_call_can_run_what_a_file_holds() -> None:
             assert ast.unparse(keywords["weights_only"]) == "True", place
             loads += 1
         assert "allow_pickle" not in keywords and "trust_remote_code" not in keywords, place
-        assert name.rpartition(".")[2] not in ("read_pickle", "unpickle", "Unpickler", "literal_eval"), place
+        assert name.rpartition(".")[2] not in ("read_pickle", "unpickle", "Unpickler"), place
     assert loads  # or the look is blind
 
 
@@ -59,7 +60,7 @@ def test_the_security_rules_are_on_and_each_exception_has_its_reason() -> None:
             pytest.fail(f"no reason beside {line.strip()}")
     for path in (ROOT / "gptlab").rglob("*.py"):
         for line in path.read_text().splitlines():
-            if "noqa: S" in line:
+            if re.search(r"noqa: S\d", line):
                 assert " - " in line.partition("noqa:")[2], line
 
 
@@ -108,18 +109,19 @@ def holders(folder: Path) -> list[Path]:
 
 def test_no_secret_of_the_environment_is_written_down(tinytext: Path, tmp_path: Path) -> None:
     code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
 import gptlab
 from gptlab.cli import main
-from gptlab.launcher.engines import Kubernetes, Slurm
-from gptlab.presets import preset
+from gptlab.launcher import client
+from gptlab.launcher.engines import Slurm
+from gptlab.recording import Claim, create_run
 
 config = gptlab.TrainConfig(**{tiny(tinytext).to_dict()!r})
 assert gptlab.launch(config, name="done").wait()["status"] == "finished"
 assert gptlab.launch(config, name="away", detach=True).wait()["status"] == "finished"
-config = config.replace(learning_rate=1e30, max_iters=40)
-assert gptlab.launch(config, name="broken").wait()["status"] in ("diverged", "failed")
+run = create_run(config, "broken", Path("runs").absolute())
+handle = client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=True, worker="gptlab:gone")
+assert handle.wait()["status"] == "failed"
 assert main(["runs", "show", "broken"]) == 0
 assert main(["report", "done", "broken", "--out", "report.html"]) == 0
 Slurm().plan(gptlab.Run.open("done"))
@@ -127,7 +129,7 @@ main(["train", "--engine", "slurm", "--dry-run", "--name", "far", "--data", {str
 main(["train", "--engine", "kubernetes", "--image", "me/x", "--name", "pod"])
 """
     environ = {
-        **os.environ, "SECRET_TOKEN": PLANTED, "HF_TOKEN": PLANTED, "TMPDIR": str(tmp_path),
+        **os.environ, "SECRET_TOKEN": PLANTED, "HF_TOKEN": PLANTED, "GPTLAB_RUNS": "runs",
         "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
     }  # fmt: skip
     done = subprocess.run(
@@ -136,7 +138,7 @@ main(["train", "--engine", "kubernetes", "--image", "me/x", "--name", "pod"])
     assert done.returncode == 0, done.stderr
     assert PLANTED not in done.stdout + done.stderr
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"run.json", "report.html", "job.sh", "pod.trainjob.yaml", "rank-0.out", "detached.log"} <= written
+    assert {"run.json", "report.html", "job.sh", "pod.trainjob.yaml", "error.json", "detached.log"} <= written
     assert holders(tmp_path) == []
     (tmp_path / "planted.txt").write_text(PLANTED)
     assert [path.name for path in holders(tmp_path)] == ["planted.txt"]  # the look is not blind
