@@ -32,7 +32,7 @@ CONFIG = TrainConfig(
 @pytest.fixture
 def process_group(tmp_path: Path) -> Any:
     """DCP wants one, and gloo's where training has another."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_of_10_9m_parameters_holds_training_up_no_longer_than_dcp_s
     def theirs(number: int, **more: Any) -> float:
         began = time.perf_counter()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        saving: Any = dcp.async_save(state, checkpoint_id=str(tmp_path / f"dcp-{number}"), **more)
+        saving: Any = dcp.async_save(state, checkpoint_id=str(tmp_path / f"dcp-{number}"), **more)  # type: ignore[attr-defined]
         stall = time.perf_counter() - began
         parts.step(number)
         getattr(saving, "upload_completion", saving).result()

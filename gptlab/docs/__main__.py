@@ -32,7 +32,8 @@ def reveal(modules: Sequence[str]) -> None:
         if listed := getattr(package, "__all__", None):
             vars(package).update({name: getattr(package, name) for name in listed})
             inside = (info.name for info in pkgutil.iter_modules(package.__path__))
-            package.__all__ = [*listed, *(name for name in inside if name not in (*listed, "__main__"))]
+            whole = [*listed, *(name for name in inside if name not in (*listed, "__main__"))]
+            vars(package)["__all__"] = whole
 
 
 def main(argv: Sequence[str]) -> int:

@@ -93,8 +93,8 @@ def submit_runs(runs: Sequence[Run], script: Path, *, array: bool) -> str:
     try:
         job = submit(script)
     except ConfigError:
-        for path, status in before.items():
-            write_json(path / STATUS, status or {"state": PLANNED})
+        for path, was in before.items():
+            write_json(path / STATUS, was or {"state": PLANNED})
         raise
     for number, run in enumerate(runs):
         write_json(run.path / JOB, {"job": f"{job}_{number}" if array else job})
