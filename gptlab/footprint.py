@@ -192,7 +192,9 @@ def run_bytes(config: TrainConfig, size: int, dtype: str, device: str, *, saving
 
         def work(layers: int) -> Work:
             shape = dataclasses.replace(config.shape(), n_layer=layers)
-            return _work(shape, size, dtype, attention=config.attention, device=device)
+            found = _work(shape, size, dtype, attention=config.attention, device=device)
+            gaps = 1 + ALLOCATOR_GAPS * (device == "cpu")
+            return Work(round(gaps * found.kept), round(gaps * found.most))
 
         copies = 2 * (state_bytes(config) - 4 * parameters(config).allocated) if saving and device == "cpu" else 0
         return shares.peak_bytes(config, size, work, number_bytes(dtype)) + copies

@@ -5,8 +5,7 @@
     >>> held_parameters(preset("gpt2", strategy="fsdp", nproc=4, global_batch_size=32)) / 124475904
     0.25
 
-Always of the process that holds most, in bytes that are in use. Left out on purpose: what a whole model takes
-(`footprint.py`), the gaps of the C library's heap (up to a third more, seen with blocks of some MB), and what gloo and
+Always of the process that holds most. Left out on purpose: what a whole model takes (`footprint.py`), and what gloo and
 NCCL keep for themselves.
 """
 

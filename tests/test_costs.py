@@ -148,7 +148,7 @@ def test_what_a_process_holds_by_strategy() -> None:
         for strategy, schedule in (("ddp", "1f1b"), ("fsdp", "1f1b"), ("pp", "1f1b"), ("pp", "gpipe"))
     }
     assert peak["ddp", "1f1b"] == footprint.run_bytes(config.replace(nproc=1), 4, "float32", "cpu")
-    assert peak["fsdp", "1f1b"] < 0.9 * peak["ddp", "1f1b"]
+    assert peak["fsdp", "1f1b"] < 0.95 * peak["ddp", "1f1b"]  # whose own kernels leave the allocator no gaps
     assert peak["pp", "gpipe"] > 2 * peak["pp", "1f1b"]  # 8 micro-batches under way, or 2
     assert costs.cost(config.replace(strategy="fsdp"))["state_bytes"] == rows
 

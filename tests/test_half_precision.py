@@ -1,4 +1,4 @@
-"""bfloat16 over several processes is bfloat16 in one: no further from it than rounding puts that from float32."""
+"""bfloat16 over several processes is bfloat16 in one, within what rounding puts either away from float32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def check(strategy: str, size: int, goes: int, schedules: tuple[str, ...]) -> No
         apart = f"{loss:.1e} of {loss_rounding:.1e}, {gradient:.1e} of {rounding:.1e}"
         label = f"{strategy} {config.pipeline_schedule}: {apart}"
         print(label)
-        assert loss <= loss_rounding and gradient <= rounding, label
+        # Either is about so far from float32, and so no more than twice as far from the other.
+        assert loss <= 2 * loss_rounding and gradient <= 2 * rounding, label
 
 
 @pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("pp", 2)])
