@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError
+from gptlab.given import check_output
+from gptlab.jsonfile import replacing
 from gptlab.runs import Run
 
 _PAGE = """<!doctype html>
@@ -54,11 +55,11 @@ def write(runs: Sequence[Run], path: Path, *, title: str = "") -> Path:
     Raises:
         ConfigError: no runs, or a folder that cannot be written.
     """
+    check_output(path, "--out")
     text = page(runs, title=title)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")  # names need not be Unicode
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): give another --out.") from None
     return path
