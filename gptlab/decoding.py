@@ -38,10 +38,12 @@ from gptlab.config import GPTConfig
 from gptlab.kernels import lanes_refusal
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
-from gptlab.native.thin import ThinProduct, thin_product
+from gptlab.native.thin import ThinProduct, quantised, thin_product
 
 FEW = 4
 """Rows from which oneDNN's product is faster than ours; where ours cannot be had, in float32 than torch's."""
+MOST = 8
+"""Rows that ours takes in one reading of the weights: more than FEW where they must have the bits of one row alone."""
 MANY = 64
 """Rows from which torch's float32 product is as good (prompts)."""
 
@@ -52,8 +54,9 @@ _KNOWN = {
 }  # fmt: skip
 
 
-Layout = Literal["plain", "thin", "packed"]
-"""How weights lie: as the model has them, (N, K), for torch's product or for ours; or reordered by oneDNN."""
+Layout = Literal["plain", "thin", "packed", "bytes"]
+"""How weights lie: as the model has them, (N, K), for torch's product or for ours; reordered by oneDNN; or in int8, for
+ours (`drafting.py`), which are other numbers and never chosen by `layout`."""
 
 
 def layout(rows: int, device: torch.device, dtype: torch.dtype) -> Layout:
@@ -83,6 +86,9 @@ class RowLinear(nn.Module):
         self.thin = thin
         self.packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, rows) if lies == "packed" else None
         self.plain = None if lies == "packed" and weight.dtype == torch.bfloat16 else weight
+        self.scale = None
+        if lies == "bytes":
+            self.plain, self.scale = quantised(weight)
 
     def _serves(self, x: Tensor) -> bool:
         """Whether it is a case for oneDNN."""
@@ -90,14 +96,17 @@ class RowLinear(nn.Module):
 
     def _is_thin(self, x: Tensor) -> bool:
         """Whether it is a case for ours."""
-        return self.thin is not None and x.dim() == 2 and x.size(0) < FEW
+        return self.thin is not None and x.dim() == 2 and x.size(0) <= MOST
+
+    def _few(self, x: Tensor, **further: Any) -> Tensor:
+        return self.thin(x, self.plain, self.bias, scale=self.scale, **further)  # type: ignore[misc,arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         if self._is_thin(x):
-            return self.thin(x, self.plain, self.bias)  # type: ignore[misc,arg-type]
+            return self._few(x)
         return F.linear(x, cast(Tensor, self.plain), self.bias)
 
     def gelu(self, x: Tensor) -> Tensor:
@@ -105,7 +114,7 @@ class RowLinear(nn.Module):
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "gelu", [], "tanh")
         if self._is_thin(x):
-            return self.thin(x, self.plain, self.bias, gelu=True)  # type: ignore[misc,arg-type]
+            return self._few(x, gelu=True)
         return F.gelu(self.forward(x), approximate="tanh")
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -113,7 +122,7 @@ class RowLinear(nn.Module):
         if self.packed is not None and self._serves(x):
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
         if self._is_thin(x):
-            return self.thin(x, self.plain, self.bias, residual=residual)  # type: ignore[misc,arg-type]
+            return self._few(x, residual=residual)
         return self.forward(x).add_(residual)
 
 
@@ -127,9 +136,10 @@ class Decoder:
         model: in eval mode; it is left as it is.
         rows: texts that are continued at once.
         dtype: of weights and cache; none takes the model's.
+        lies: how its weights lie; none for what is fastest.
     """
 
-    def __init__(self, model: GPT, *, rows: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: GPT, *, rows: int, dtype: torch.dtype | None = None, lies: Layout | None = None) -> None:
         self.config, own = model.config, model.wte.weight.dtype
         self.dtype, self.device = dtype or own, model.wte.weight.device
         # What deepcopy finds in the memo it doesn't copy.
@@ -137,8 +147,8 @@ class Decoder:
         memo = {id(p): p if same else nn.Parameter(p.detach().to(self.dtype), False) for p in model.parameters()}
         self.model = copy.deepcopy(model, memo)
         del memo
-        lies = layout(rows, self.device, self.dtype)
-        self._thin = thin = thin_product() if lies == "thin" else None
+        lies = lies or layout(rows, self.device, self.dtype)
+        self._thin = thin = thin_product() if lies in ("thin", "bytes") else None
         if self.model.lm_head is None:
             self.model.lm_head = RowLinear(self.model.wte.weight, None, lies, rows, thin)
         for module in list(self.model.modules()):
@@ -159,12 +169,22 @@ class Decoder:
         norms = (n1.weight, n1.bias), (n2.weight, n2.bias)
         return *norms[0], attn.c_attn.forward, attn.c_proj.plus, *norms[1], mlp.c_fc.gelu, mlp.c_proj.plus
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `following` can be had, and its bits are those of one id after another."""
+        return self.written_out and self._thin is not None
+
     def logits(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Of the id after the last: (B, T) int64 that the cache has not seen yet -> (B, V)."""
         if ids.size(1) == 1 and self.written_out and not cache.static:
-            with self._own_threads():
-                return self.model.logits(self._step(ids, cache))
+            return self.following(ids, cache)[:, 0]
         return self.model.logits(self.model.hidden(ids, cache=cache)[:, -1])
+
+    def following(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Of the id after each, (B, T) -> (B, T, V), where a step is written out. T above 1 wants a cache without empty
+        or hidden places, and no more than MOST ids in all."""
+        with self._own_threads():
+            return self.model.logits(self._step(ids, cache)).view(*ids.shape, -1)
 
     @contextlib.contextmanager
     def _own_threads(self) -> Iterator[None]:
@@ -181,20 +201,31 @@ class Decoder:
             torch.set_num_threads(threads)
 
     def _step(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """What `model.hidden` gives for one id a row, with fewer and larger operations: (B, 1) -> (B, C)."""
-        B, C, H, D = ids.size(0), self.config.n_embd, self.config.n_head, self.config.head_dim
+        """What `model.hidden` gives, with fewer and larger operations: (B, T) -> (B * T, C)."""
+        (B, T), C, H, D = ids.shape, self.config.n_embd, self.config.n_head, self.config.head_dim
         model: Any = self.model  # whose norms and positions are GPT-2's here
         mask, place, eps = cache.mask(1), cache.used, model.ln_f.eps
         norm, attend = torch.layer_norm, F.scaled_dot_product_attention
         if mask is not None:  # once, and not in each layer
             mask = torch.zeros(mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~mask, -torch.inf)
-        x = model.wte(ids[:, 0]).add_(model.wpe(cache.positions(1).expand(B, 1)[:, 0]))  # (B, C)
+        x = model.wte(ids.flatten()).add_(model.wpe(cache.positions(T).expand(B, T).flatten()))  # (B * T, C)
         for (w1, b1, attn, proj, w2, b2, up, down), kept in zip(self._blocks, cache.layers, strict=True):
-            qkv = attn(norm(x, (C,), w1, b1, eps)).view(B, 3, H, 1, D)
-            kept.narrow(3, place, 1).copy_(qkv.narrow(1, 1, 2).transpose(0, 1))  # (2, B, H, 1, D)
-            k, v = kept.narrow(3, 0, place + 1).unbind(0)  # each (B, H, S, D)
-            y = attend(qkv.select(1, 0), k, v, mask)  # (B, H, 1, D)
-            x = proj(y.reshape(B, C), x)
+            q, k, v = attn(norm(x, (C,), w1, b1, eps)).view(B, T, 3, H, D).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+            keys, values = kept.unbind(0)  # each (B, H, S, D)
+            keys.narrow(2, place, T).copy_(k)
+            values.narrow(2, place, T).copy_(v)
+            if T == 1:
+                y = attend(q, keys.narrow(2, 0, place + 1), values.narrow(2, 0, place + 1), mask)  # (B, H, 1, D)
+            else:  # a query at a time, so that each has the bits that it would have alone
+                seen = (place + t + 1 for t in range(T))
+                y = torch.cat(
+                    [
+                        attend(one, keys.narrow(2, 0, end), values.narrow(2, 0, end))
+                        for one, end in zip(q.split(1, 2), seen, strict=True)
+                    ],
+                    2,
+                )
+            x = proj(y.transpose(1, 2).reshape(B * T, C), x)
             x = down(up(norm(x, (C,), w2, b2, eps)), x)
-        cache.advance(1)
+        cache.advance(T)
         return model.ln_f(x)

@@ -22,6 +22,11 @@ USABLE_MEMORY = 0.9
 """Share of a memory that a run may plan with; the rest is the system's, the interpreter's and the allocator's gaps."""
 ACTIVATION_SHARE = 0.5
 """Share of what the training state leaves free that a chosen micro-batch may fill: several runs share a machine."""
+RUNTIME_BYTES = 25_000_000
+"""What a CPU's process takes after its start beside all tensors: code first used, threads' stacks and scratch."""
+ALLOCATOR_GAPS = 0.2
+"""Share of the working set that the C library's allocator leaves between tensors of many sizes: 17 to 21 % under three
+configs (`python -m gptlab.benchmark.predictions` has one of them). A GPU's allocator counts its tensors alone."""
 MICRO_BATCH_TOKENS = 8192
 """Most tokens of a micro-batch that is chosen here. More only costs memory: a step of 6/6/384 over 64 sequences of 256
 took 2.42, 2.52 and 2.36 s (bfloat16, 2 cores) in micro-batches of 2,048, 8,192 and 16,384 tokens."""
@@ -156,7 +161,8 @@ def peak_bytes(
     if native:
         return state_bytes(config) + native_bytes(config, micro_batch_size, dtype) + copy
     work = _work(config, micro_batch_size, dtype, attention=attention, device=device)
-    return state_bytes(config) + work.kept + work.most + copy
+    gaps = 1 + ALLOCATOR_GAPS * (device == "cpu")
+    return state_bytes(config) + round(gaps * (work.kept + work.most)) + copy
 
 
 def _work(config: GPTConfig, micro_batch_size: int, dtype: str, *, attention: str, device: str) -> Work:
@@ -198,8 +204,9 @@ def run_bytes(config: TrainConfig, size: int, dtype: str, device: str, *, saving
 
 def predicted_peak_bytes(config: TrainConfig, size: int, available_bytes: float, dtype: str, device: str) -> int:
     """The most that a run will hold, with the copy that a checkpoint is written from: a run makes one where it fits."""
+    runtime = RUNTIME_BYTES if device == "cpu" else 0
     whole = run_bytes(config, size, dtype, device, saving=True)
-    return whole if whole <= available_bytes else run_bytes(config, size, dtype, device)
+    return runtime + (whole if whole <= available_bytes else run_bytes(config, size, dtype, device))
 
 
 def choose_micro_batch(

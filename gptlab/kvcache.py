@@ -105,6 +105,10 @@ class KVCache:
         else:
             self.used += T
 
+    def rewind(self, used: int) -> None:
+        """Forgets all but the first `used` tokens a row."""
+        self.used = used
+
     def hide(self, row: int, places: int) -> None:
         """No query sees a row's first `places` any more: they are another document's. Positions stay what they are."""
         self._first[row] = max(places, int(self.padding[row]))

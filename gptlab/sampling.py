@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from gptlab.checkpoint import load_model, newest_of
 from gptlab.choosing import Choice
 from gptlab.config import ConfigError, GPTConfig, did_you_mean
 from gptlab.decoding import Decoder
+from gptlab.drafting import Drafter, pays
 from gptlab.hardware import resolve_device
 from gptlab.kvcache import KVCache
 from gptlab.model import GPT
@@ -48,9 +50,11 @@ class _Texts:
             self.seen = torch.zeros(len(prompts), config.vocab_size, dtype=torch.bool, device=self.choosing)
             for row, prompt in enumerate(prompts):
                 self.seen[row, prompt.to(self.choosing)] = True
+        self.choice = choice
         self.generators = None
         if choice.temperature:
             self.generators = [torch.Generator().manual_seed((seed + row) % 2**63) for row in range(len(prompts))]
+        self._drawn: list[deque[Tensor]] = [deque() for _ in prompts]
 
     def append(self, rows: list[int], ids: Tensor) -> list[int]:
         """One id a row, (B,); returns them as numbers."""
@@ -72,18 +76,34 @@ class _Texts:
         padding = torch.tensor([T - len(part) for part in parts])
         return torch.tensor([[0] * (T - len(part)) + part for part in parts], device=self.device), padding
 
-    def draws(self, rows: list[int]) -> Tensor | None:
-        """One a row, (B,) float64 in [0, 1)."""
+    def _draw(self, row: int, ahead: int) -> Tensor | None:
+        """What the id after so many others will be drawn with, (1,) float64 in [0, 1)."""
         if self.generators is None:
             return None
-        return torch.cat([torch.rand(1, generator=self.generators[row], dtype=torch.float64) for row in rows])
+        drawn = self._drawn[row]
+        while len(drawn) <= ahead:
+            drawn.append(torch.rand(1, generator=self.generators[row], dtype=torch.float64))
+        return drawn[ahead]
+
+    def choose(self, rows: list[int], logits: Tensor) -> Tensor:
+        """The next id of each of these rows, (B,), by its logits (B, V)."""
+        draws = [draw for row in rows if (draw := self._draw(row, 0)) is not None]
+        for row in rows if draws else ():
+            self._drawn[row].popleft()
+        seen = None if self.seen is None else self.seen[rows]
+        return self.choice(logits.to(self.choosing), seen, torch.cat(draws) if draws else None)
+
+    def guess(self, logits: Tensor, ahead: int) -> int:
+        """What the first row's logits, (1, V), would choose after so many other ids, which may be seen by then."""
+        seen = None if self.seen is None else self.seen[:1]
+        return int(self.choice(logits.to(self.choosing), seen, self._draw(0, ahead)))
 
 
 class _Cached:
     """Rows whose keys and values are kept: those within the context that have not stopped."""
 
-    def __init__(self, decoder: Decoder, texts: _Texts, new: int) -> None:
-        self.decoder, self.texts, self.rows = decoder, texts, list(range(len(texts.ids)))
+    def __init__(self, decoder: Decoder, drafter: Drafter | None, texts: _Texts, new: int) -> None:
+        self.decoder, self.drafter, self.texts, self.rows = decoder, drafter, texts, list(range(len(texts.ids)))
         config = decoder.config
         ids, padding = texts.windows(self.rows, config.block_size)
         # A row grows until it is as long as the context; the shortest has the farthest to go.
@@ -91,6 +111,8 @@ class _Cached:
         length = ids.size(1) + min(new - 1, config.block_size - shortest)
         self.cache = KVCache(config, len(self.rows), length, decoder.device, decoder.dtype, padding=padding)
         self.new: Tensor | None = ids  # what the cache has not seen yet
+        self.before = len(texts.ids[0]) - ids.size(1)  # ids of the first row that the window left out
+        self.end = len(texts.ids[0]) + new
         self.end_of_text = config.vocab_size - 1 if config.mask_documents else None
         self._hide(ids)
 
@@ -104,6 +126,9 @@ class _Cached:
     def logits(self) -> Tensor:
         """Of the id after each row, (B, V), in the order of `rows`."""
         ids = self.new
+        if ids is None and self.drafter is not None:
+            text = self.texts.ids[0]
+            return self.drafter.logits(text[-1], len(text) - 1 - self.before, self.cache, self.end - len(text) - 1)
         if ids is None:
             ids, _ = self.texts.windows(self.rows, 1)  # (B, 1)
             self._hide(ids)
@@ -131,6 +156,7 @@ def generate(
     stop_ids: Collection[int] = (),
     seed: int = 0,
     use_cache: bool = True,
+    draft: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
     """Continues prompts, a token at a time.
@@ -141,6 +167,7 @@ def generate(
         stop_ids: a row ends with the first of these that it gives.
         seed: row r draws what it would draw alone with the seed `seed + r`.
         use_cache: keep keys and values; without, each token computes its whole window (the plain twin).
+        draft: where it pays, guess ids and check several at once (`drafting.py`); the ids stay what they are.
         dtype: of weights and cache while decoding; none takes the model's.
 
     Yields:
@@ -162,7 +189,7 @@ def generate(
             wrong = int(prompt.max()) if prompt.max() >= vocab_size else int(prompt.min())
             raise ConfigError(f"Prompt {row} has the id {wrong}: give ids from 0 to {vocab_size - 1}.")
     texts = _Texts(list(prompts), model.config, choice, seed, model.wte.weight.device)
-    return _generate(model, texts, max_new_tokens, choice, frozenset(stop_ids), use_cache, dtype)
+    return _generate(model, texts, max_new_tokens, frozenset(stop_ids), use_cache, draft, dtype)
 
 
 @torch.inference_mode()
@@ -170,17 +197,19 @@ def _generate(
     model: GPT,
     texts: _Texts,
     max_new_tokens: int,
-    choice: Choice,
     stop_ids: frozenset[int],
     use_cache: bool,
+    draft: bool,
     dtype: torch.dtype | None,
 ) -> Iterator[Tensor]:
-    count, block_size = len(texts.ids), model.config.block_size
+    count, block_size, drafter = len(texts.ids), model.config.block_size, None
     if use_cache or dtype not in (None, model.wte.weight.dtype):
         decoder = Decoder(model, rows=count, dtype=dtype)
+        if use_cache and draft and pays(decoder, count, max_new_tokens):
+            drafter = Drafter(model, decoder, texts.guess)
         model = decoder.model
     alive = list(range(count))
-    cached = _Cached(decoder, texts, max_new_tokens) if use_cache else None
+    cached = _Cached(decoder, drafter, texts, max_new_tokens) if use_cache else None
     for _ in range(max_new_tokens):
         rows, parts = [], []
         if cached is not None and cached.rows:
@@ -193,9 +222,7 @@ def _generate(
             window, _ = texts.windows(group, block_size)
             rows += group
             parts.append(model.logits(model.hidden(window)[:, -1]))
-        ids = choice(
-            torch.cat(parts).to(texts.choosing), None if texts.seen is None else texts.seen[rows], texts.draws(rows)
-        )
+        ids = texts.choose(rows, torch.cat(parts))
         given = [STOPPED] * count
         for row, one in zip(rows, texts.append(rows, ids), strict=True):
             given[row] = one

@@ -178,11 +178,12 @@ def _prepare(
     if rank == 0 and setting.kernels == "native":
         measured(setting.dtype, hardware.cores())  # once on a machine: what predictions are made of
     memory.reset_peak(setting.device)
+    base = memory.peak_bytes(setting.device)  # the interpreter and torch
     if rank == 0:
         writer.update_info(
             config=config.to_dict(), setting=vars(setting), reasons=reasons, world_size=world_size,
             data={"name": text.name, "path": str(text.path), "sha256": text.sha256},
-            peak=vars(peak) if peak else None, versions=_versions(), host=platform.node(),
+            peak=vars(peak) if peak else None, base_bytes=base, versions=_versions(), host=platform.node(),
             device_name=hardware.device_name(setting.device), started=info.get("started", time.time()),
         )  # fmt: skip
         for name, reason in reasons.items():

@@ -38,16 +38,18 @@ double gptlab_run(Pool* pool, const Shape* shape, const float* const* weights, f
 }
 
 #ifdef GPTLAB_FLOAT32
-// A few rows times a weight; `half`: all numbers are bfloat16.
-void gptlab_thin(Pool* pool, int half, const void* w, const void* bias, const void* residual, const void* x, void* y,
-                 int64_t N, int64_t K, int64_t M, int gelu) {
-  const auto go = [&]<class Type>(Type) {
-    const Thin<Type> thin{static_cast<const Type*>(w), static_cast<const Type*>(bias), static_cast<const Type*>(residual),
-                          static_cast<Type*>(y), static_cast<size_t>(N), static_cast<size_t>(K),
-                          static_cast<size_t>(M), gelu != 0};
+// A few rows times a weight. `kind`: 0, all numbers are float32; 1, bfloat16; 2, float32 but for weights in int8.
+void gptlab_thin(Pool* pool, int kind, const void* w, const float* scale, const void* bias, const void* residual,
+                 const void* x, void* y, int64_t N, int64_t K, int64_t M, int gelu) {
+  const auto go = [&]<class Weight, class Type>(Weight, Type) {
+    const Thin<Weight, Type> thin{static_cast<const Weight*>(w), scale, static_cast<const Type*>(bias),
+                                  static_cast<const Type*>(residual), static_cast<Type*>(y), static_cast<size_t>(N),
+                                  static_cast<size_t>(K), static_cast<size_t>(M), gelu != 0};
     thin.run(*pool, static_cast<const Type*>(x));
   };
-  half ? go(uint16_t{}) : go(float{});
+  if (kind == 0) go(float{}, float{});
+  else if (kind == 1) go(uint16_t{}, uint16_t{});
+  else go(int8_t{}, float{});
 }
 #endif
 }

@@ -1,8 +1,8 @@
 // A few rows times a weight as torch has it (N outputs, K inputs), for decoding: y = x W^T + bias, and GELU or a residual.
 //
 // So few rows stay in the cache while the weight is read once, from top to bottom, at the memory's rate. Numbers are
-// float32 or bfloat16, sums float32. An output is summed by one thread, in an order that neither the number of threads nor
-// that of rows changes.
+// float32 or bfloat16, or weights are int8 with a scale an output; sums are float32. An output is summed by one thread, in
+// an order that neither the number of threads nor that of rows changes.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -16,6 +16,9 @@ inline Vec load16(const float* p, __mmask16 m) { return _mm512_maskz_loadu_ps(m,
 inline Vec load16(const uint16_t* p, __mmask16 m) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p)), 16));
 }
+inline Vec load16(const int8_t* p, __mmask16 m) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(m, p)));
+}
 inline float number(float x) { return x; }
 inline float number(uint16_t x) {
   union { uint32_t bits; float value; } u = {static_cast<uint32_t>(x) << 16};
@@ -28,8 +31,8 @@ inline void put_number(uint16_t* p, float x) {  // to nearest, ties to even
 }
 
 // Sums of R outputs for M rows: out[r * kThinRows + m].
-template <int M, int R, class Type>
-inline void thin_sums(const Type* w, size_t K, const float* x, float* out) {
+template <int M, int R, class Weight>
+inline void thin_sums(const Weight* w, size_t K, const float* x, float* out) {
   Vec sums[R][M];
   for (int r = 0; r < R; r++)
     for (int m = 0; m < M; m++) sums[r][m] = all(0.f);
@@ -47,9 +50,11 @@ inline void thin_sums(const Type* w, size_t K, const float* x, float* out) {
     for (int m = 0; m < M; m++) out[r * kThinRows + m] = sum(sums[r][m]);
 }
 
-template <class Type>
+template <class Weight, class Type>
 struct Thin {
-  const Type *w, *bias;  // bias may be absent
+  const Weight* w;
+  const float* scale;    // of each output, may be absent
+  const Type* bias;      // may be absent
   const Type* residual;  // (M, N), may be absent
   Type* y;
   size_t N, K, M;
@@ -66,7 +71,9 @@ struct Thin {
       for (size_t r = 0; r < R && at + r < N; r++)
         for (size_t m = 0; m < rows; m++) {
           const size_t place = (from + m) * N + at + r;
-          float value = sums[r * kThinRows + m] + (bias ? number(bias[at + r]) : 0.f);
+          float value = sums[r * kThinRows + m];
+          if (scale) value *= scale[at + r];
+          if (bias) value += number(bias[at + r]);
           if (gelu) value = _mm512_cvtss_f32(::gelu(all(value)));
           if (residual) value += number(residual[place]);
           put_number(y + place, value);
@@ -77,7 +84,7 @@ struct Thin {
   void run(Pool& pool, const Type* rows) const {
     std::vector<float> x(M * K);
     for (size_t i = 0; i < M * K; i++) x[i] = number(rows[i]);
-    const size_t chunk = std::max<size_t>(8, 65536 / sizeof(Type) / K / 8 * 8);  // outputs, 64 kB of weights
+    const size_t chunk = std::max<size_t>(8, 65536 / sizeof(Weight) / K / 8 * 8);  // outputs, 64 kB of weights
     pool.run(static_cast<int>((N + chunk - 1) / chunk), [&](int task, int) {
       for (size_t n = task * chunk; n < std::min(N, (task + 1) * chunk); n += 8)
         for (size_t from = 0; from < M; from += kThinRows) switch (std::min<size_t>(kThinRows, M - from)) {

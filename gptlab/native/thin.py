@@ -18,6 +18,17 @@ from torch import Tensor
 from gptlab.kernels import lanes_refusal
 from gptlab.native.build import BuildError, library
 
+_KINDS = {
+    (torch.float32, torch.float32): 0, (torch.bfloat16, torch.bfloat16): 1, (torch.float32, torch.int8): 2,
+}  # fmt: skip
+"""Of numbers and weights, as `gptlab_thin` counts them."""
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight (N, K) in int8 and its scale, (N,) float32: each output's largest magnitude is 127."""
+    scale = weight.abs().amax(1).clamp_(min=1e-30) / 127
+    return (weight / scale[:, None]).round_().to(torch.int8), scale.float()
+
 
 def thin_product() -> ThinProduct | None:
     """The product with as many threads as torch's, or None where this machine cannot have it."""
@@ -30,7 +41,8 @@ def thin_product() -> ThinProduct | None:
 
 
 class ThinProduct:
-    """y = x W^T + bias in float32 or bfloat16, summed in float32; the same bits for any number of threads.
+    """y = x W^T + bias in float32 or bfloat16, summed in float32; a row's bits are the same for any number of
+    threads and of other rows.
 
     Args:
         threads: CPU threads, its own.
@@ -42,22 +54,30 @@ class ThinProduct:
         weakref.finalize(self, self._library.gptlab_pool_end, self._pool)
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, residual: Tensor | None = None, gelu: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        scale: Tensor | None = None,
+        residual: Tensor | None = None,
+        gelu: bool = False,
     ) -> Tensor:
-        """(M, K) times (N, K), both contiguous and of one type -> (M, N).
+        """(M, K) times (N, K), both contiguous and of one type, or float32 times int8 -> (M, N).
 
         Args:
             bias: (N,).
+            scale: (N,) float32, what int8 weights are to be multiplied by.
             residual: (M, N), added at the end.
             gelu: the tanh approximation of GELU over the product.
         """
         rows, outputs = x.size(0), weight.size(0)
         x, y = x.contiguous(), x.new_empty(rows, outputs)
-        half = x.dtype == torch.bfloat16
-        assert weight.is_contiguous() and weight.dtype == x.dtype and (half or x.dtype == torch.float32)
+        kind = _KINDS[x.dtype, weight.dtype]
+        assert weight.is_contiguous() and (weight.dtype == torch.int8) == (scale is not None)
         if residual is not None:
             residual = residual.contiguous()
-        place = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (weight, bias, residual, x, y))
+        place = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (weight, scale, bias, residual, x, y))
         size = (ctypes.c_int64(n) for n in (outputs, weight.size(1), rows))
-        self._library.gptlab_thin(self._pool, int(half), *place, *size, int(gelu))
+        self._library.gptlab_thin(self._pool, kind, *place, *size, int(gelu))
         return y
