@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,14 @@ def test_views_and_boxes_refuse_odd_values(make: Callable[..., Any], tmp_path: P
     for odd in ODD:
         calls: list[Callable[[], object]] = []
         if odd is not None:
-            calls += [lambda o=odd: view.show(x=o), lambda o=odd: view.sort(str(o))]  # type: ignore[misc]
+            calls += [partial(view.show, x=odd), partial(view.sort, str(odd))]
         if not isinstance(odd, bool) and odd is not None:
-            calls += [lambda o=odd: view.show(log_x=o)]  # type: ignore[misc]
-        calls += [lambda o=odd: cluster.kill(o), lambda o=odd: cluster.scale(o)]  # type: ignore[misc]
+            calls += [partial(view.show, log_x=odd)]
+        calls += [partial(cluster.kill, odd), partial(cluster.scale, odd)]
+        if odd is not None:
+            calls += [partial(box.sample, tokens=odd)]
         if odd not in (None, 2.5):
-            calls += [lambda o=odd: box.sample(temperature=o), lambda o=odd: box.sample(tokens=o)]  # type: ignore[misc]
+            calls += [partial(box.sample, temperature=odd)]
         for call in calls:
             with pytest.raises(ConfigError) as caught:
                 call()

@@ -114,8 +114,9 @@ def set_value(widget: Any, name: str, value: Any) -> None:
     """
     low, high = getattr(widget, "min", None), getattr(widget, "max", None)
     if low is not None and high is not None:
-        legal = f"give a number from {low:g} to {high:g}"
-        if type(value) not in (int, float) or not low <= value <= high:
+        whole = type(widget.value) is int  # ipywidgets would cut off what is behind the point
+        legal = f"give a {'whole ' * whole}number from {low:g} to {high:g}"
+        if type(value) not in ((int,) if whole else (int, float)) or not low <= value <= high:
             raise ConfigError(f"{name} {value!r} cannot be chosen: {legal}.")
     elif hasattr(widget, "options"):
         legal = "choose one of " + ", ".join(str(one[1] if isinstance(one, tuple) else one) for one in widget.options)
