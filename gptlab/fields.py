@@ -70,7 +70,7 @@ def check_fields(config: object, limits: dict[str, tuple[float, float]]) -> None
         if value is None and type(None) in typing.get_args(kind):
             continue
         wanted = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
-        if isinstance(value, numbers.Real) and type(value) not in (int, float, bool):  # numpy's, as tables have them
+        if isinstance(value, numbers.Real) and type(value).__module__ != "builtins":  # numpy's, as tables have them
             object.__setattr__(
                 config, name, value := int(value) if isinstance(value, numbers.Integral) else float(value)
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from labtools import FakeLauncher, made_run, until
+from labtools import launcher as launcher
 
 from gptlab.config import ConfigError
 from gptlab.jsonfile import write_json

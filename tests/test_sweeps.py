@@ -189,7 +189,7 @@ def test_a_run_that_another_process_begins_at_this_moment_is_waited_for(base: Tr
 @pytest.mark.parametrize("name", ["x" * 98, "漢" * 66])
 def test_cells_that_would_share_a_run_are_refused(base: TrainConfig, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="use a shorter one"):
-        sweep(base, {"n_layer": [1, 2]}, name=name, runs_dir=tmp_path / "r", launcher=FakeLauncher())
+        sweep(base, {"n_embd": [64, 128]}, name=name, runs_dir=tmp_path / "r", launcher=FakeLauncher())
     assert not (tmp_path / "r").exists()
 
 
