@@ -7,6 +7,8 @@
 #   make test    lint, types, floors, unit tests, notebooks, browser
 #   make notebooks   all notebooks at their default budget, each some minutes
 #   make bench   what the README says of speed, measured here and written there
+#   make docs    the API reference from the docstrings, and the pages of gptlab/docs: build/docs/index.html
+#   make watchcosts   what watching costs: delay, shares of a core, slowdown, growth; each beside its limit
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,10 +23,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo faults test notebooks bench
+.PHONY: help lab demo faults test notebooks bench docs watchcosts
 
 help:
-	@sed -n '4,10s/^#//p' Makefile
+	@sed -n '4,12s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -40,6 +42,9 @@ faults: $(READY)
 	$(BIN)/python tests/faults $(FAULTS)
 
 # pytest stands last: its closing line is the verdict.
+watchcosts: $(READY)
+	$(BIN)/python tests/watchcosts/measure.py $(WATCHCOSTS)
+
 test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -50,6 +55,9 @@ test: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m gptlab.benchmark.readme README.md
+
+docs: $(READY)
+	$(BIN)/python -m gptlab.docs build/docs
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gptlab needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv), and none is on the PATH: install one, or name it with 'make PYTHON=/path/to/python'." >&2; exit 2; }

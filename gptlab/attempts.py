@@ -103,12 +103,16 @@ def _reason(
     if state == "lost":
         last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.get("updated", 0)))
         return f"its supervisor ended without a word {at}, last heard of at {last}"
-    if state in ("failed", "diverged", "stopped") and result.get("message"):
-        return str(result["message"]) + (f", {at}" if state == "stopped" else "")
+    if state in ("failed", "diverged", "stopped") and (message := result.get("message") or status.get("message")):
+        return f"{message}, {at}" if state == "stopped" else str(message)
     if state == "stopped":
         return f"as asked, {at}"
     if state == "restarting":
         return str(status.get("message") or (error and _sentence(error)) or at)
+    if state == "planned":
+        return "it was made, and nothing has started it yet"
+    if state == "queued":
+        return f"its job waits for its turn in SLURM's queue, {at}"
     straggler = status.get("straggler")
     return at + (f", the others wait for rank {straggler}" if straggler is not None else "")
 

@@ -224,8 +224,10 @@ def runs(arguments: argparse.Namespace) -> int:
             }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
-            run.request_stop()
-            print(f"{run.name} stops after the step it is taking")
+            from gptlab import launcher
+
+            launcher.stop(run)
+            print(f"{run.name} stops after the step it is taking" if run.is_active else f"{run.name} is {run.state}")
         else:
             _remove(run)
             print(f"{run.name} is removed")

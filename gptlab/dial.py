@@ -5,8 +5,8 @@
     >>> turned.config.n_embd, turned.sources["n_embd"]
     >>> gptlab.sweep(base, isoflops(base, [1e11, 4e11], [{"n_layer": 2, "n_embd": 64}, ...]), name="isoflop")
 
-`dial(depth)` sets width, heads, batch, learning rate and tokens from the depth alone, each by a published rule that
-stands beside it. Left out on purpose: running them (`sweeps.py`), fits (`scaling/`).
+`dial(depth)` sets width, heads, batch, learning rate and tokens from the depth alone, each by a published rule, or
+a choice of ours, that stands beside it. Left out on purpose: running them (`sweeps.py`), fits (`scaling/`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from gptlab.config import ConfigError, TrainConfig
 from gptlab.fields import check_range
 
 ASPECT = 64
-"""Features a block of depth: nanochat's dial. Kaplan et al. (2020, figure 5) find the loss flat from 10 to 100 and
-more."""
+"""Features a block of depth: nanochat's (scripts/base_train.py). Little hangs on it: Kaplan et al. (2020, figure 5)
+vary width over depth 40-fold and find the loss within a few per cent."""
 HEAD_DIM = 64
-"""Features of a head, in GPT-2 and GPT-3 up to 2.7B (Brown et al. 2020, table 2.1)."""
+"""Features of a head: GPT-2's at every size (768 over 12 heads to 1600 over 25), and GPT-3's up to Medium; larger ones
+have 80 to 128 (Brown et al. 2020, table 2.1)."""
 TOKENS_PER_PARAMETER = 20.0
-"""Tokens for each parameter that spend compute best: Hoffmann et al. (2022), table 3."""
+"""Tokens for each parameter that spend compute best: Hoffmann et al. (2022), table 3 (8.0 G for 0.4 G parameters,
+205.1 G for 10 G)."""
 LEAST_STEPS = 10
-"""Fewer optimizer steps than this are no training: such a run says nothing about scaling."""
+"""Fewer optimizer steps than this are no training, and such a run says nothing about scaling: a choice of ours."""
 MOST_WARMUP = 2000
-"""nanoGPT's warm-up for GPT-2; shorter runs take a twentieth of their steps."""
+"""Steps of warm-up, at most: nanoGPT's for GPT-2 (train.py)."""
+WARMUP_SHARE = 20
+"""Shorter runs warm up for one of so many steps: a choice of ours."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,14 @@ class Dialled:
 
 
 def learning_rate(n_embd: int) -> float:
-    """Highest learning rate of AdamW by width: GPT-3 small's 6e-4 at 768 (Brown et al. 2020, table 2.1), falling with
-    the root of the width (Vaswani et al. 2017, section 5.3; nanochat)."""
+    """Highest learning rate of AdamW by width: GPT-3 Small's 6e-4 at 768 (Brown et al. 2020, table 2.1), falling with
+    the root of the width (Vaswani et al. 2017, section 5.3; nanochat does so for its AdamW groups, from 768 too)."""
     return float(f"{6e-4 * (768 / n_embd) ** 0.5:.3g}")
 
 
 def batch_tokens(compute: float) -> float:
     """Tokens of a step that are best for a compute budget: 0.2920 C^0.3271 (Bi et al. 2024, "DeepSeek LLM", section
-    3.1)."""
+    3.1, equation 1), fitted from 1e17 FLOPs on; below, it is an extrapolation."""
     return float(0.2920 * compute**0.3271)
 
 
@@ -100,20 +104,20 @@ def dial(
         config,
         {
             "n_layer": "the dial",
-            "n_embd": f"{aspect} features a block, in whole heads (nanochat; Kaplan et al. 2020, figure 5: flat there)",
-            "n_head": f"{head} features a head (Brown et al. 2020, table 2.1)",
+            "n_embd": f"{aspect} features a block, in whole heads (nanochat; Kaplan et al. 2020, figure 5: flat)",
+            "n_head": f"{head} features a head (GPT-2; Brown et al. 2020, table 2.1, up to Medium)",
             "max_iters": f"{tokens_per_parameter:g} tokens a parameter, {tokens:.3g} in all (Hoffmann et al. 2022)",
             "global_batch_size": f"0.2920 C^0.3271 tokens a step at C = {compute:.3g} (Bi et al. 2024, section 3.1)",
             "learning_rate": "6e-4 at width 768 (Brown et al. 2020), with the root of the width (Vaswani et al. 2017)",
-            "warmup_iters": f"a twentieth of the steps, {MOST_WARMUP} at most (nanoGPT)",
-            "lr_decay_iters": "the last step: a longer decay costs loss (Hoffmann et al. 2022, appendix B)",
+            "warmup_iters": f"one of {WARMUP_SHARE} steps (a choice of ours), {MOST_WARMUP} at most (nanoGPT)",
+            "lr_decay_iters": "the last step: a decay that is longer costs loss (Hoffmann et al. 2022, appendix B)",
         },
     )
 
 
 def warmup(steps: int) -> int:
     """Warm-up of a run of so many steps."""
-    return max(1, min(MOST_WARMUP, steps // 20))
+    return max(1, min(MOST_WARMUP, steps // WARMUP_SHARE))
 
 
 def isoflops(

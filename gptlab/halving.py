@@ -7,7 +7,7 @@ the rest trains to its end (Jamieson and Talwalkar 2016; Karnin et al. 2013). Ce
 training windows, up to the same step. Each keeps the schedule of its whole run, so one that survives is the run that it
 would have been without. What stopped keeps its checkpoint.
 
-Left out on purpose: the queue (`sweeps.py`).
+Left out on purpose: the queue (`queueing.py`).
 """
 
 from __future__ import annotations

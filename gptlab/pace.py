@@ -36,7 +36,11 @@ PULSE_S = 0.5
 SHARES = ("forward", "backward", "communication", "wait")
 """What is told of a rank's time; the rest goes to windows, updates, looks at the validation loss and saving."""
 COMMUNICATION = "communication"
-PATIENT = ("starting", "saving")
+PREPARING = "preparing"
+"""Phase of a rank that prepares the run's text itself, or waits for one that does: as long as that takes."""
+OVER = "over"
+"""Phase of a rank's last heartbeat."""
+PATIENT = ("starting", PREPARING, "saving")
 """Phases that may take long without a sign of progress."""
 FORGET = 0.95
 """What a second counts for, a step later."""
@@ -182,6 +186,7 @@ class Pulse:
 
     def close(self) -> None:
         """A last one."""
+        self.pace.enter(OVER)
         self._over.set()
         self.pace.news.set()
         self._thread.join()

@@ -37,8 +37,14 @@ from gptlab.records import read_record, sound
 if TYPE_CHECKING:
     import pandas
 
-ACTIVE = ("preparing", "starting", "running", "restarting")
+QUEUED = "queued"
+"""State of a run whose job waits in SLURM's queue: no trainer is alive, and one will come without being asked."""
+PLANNED = "planned"
+"""State of a run that was made for an engine (a manifest, a script) and that nothing has started yet."""
+TRAINING = ("preparing", "starting", "running", "restarting")
 """States in which a trainer should be alive."""
+ACTIVE = (QUEUED, *TRAINING)
+"""States of a run that goes on by itself."""
 FINAL = ("finished", "stopped", "failed", "diverged")
 """States that result.json records. A reader adds `lost`: the trainer went without a word."""
 
@@ -103,7 +109,7 @@ class Run:
             ) from None
 
     def status(self) -> dict[str, Any]:
-        """status.json, with `state` corrected to `lost` where an active run's trainer is gone.
+        """status.json, with `state` corrected to `lost` where the trainer that should be there is gone.
 
         While workers live, what they say of themselves joins it, a list each with an entry a rank, None where a rank
         has said nothing yet: `heartbeats` (epoch seconds of its last one), `rank_steps`, `phases` (what it does:
@@ -112,9 +118,9 @@ class Run:
         others wait for, or None.
         """
         status = self._said()
-        if status["state"] in ACTIVE and not is_locked(self.path):
+        if status["state"] in TRAINING and not is_locked(self.path):
             status = self._said()  # the writer may have ended between the two looks
-            if status["state"] in ACTIVE:
+            if status["state"] in TRAINING:
                 status["state"] = "lost"
         if status["state"] in ("starting", "running"):
             folder = self.path / "attempts" / f"{status.get('attempt') or 0:02d}"
@@ -129,12 +135,13 @@ class Run:
 
     @property
     def state(self) -> str:
-        """One word: preparing, starting, running, restarting, finished, stopped, failed, diverged or lost."""
+        """One word: planned, queued, preparing, starting, running, restarting, finished, stopped, failed, diverged or
+        lost."""
         return str(self.status().get("state"))
 
     @property
     def is_active(self) -> bool:
-        """Whether a trainer is at work on it."""
+        """Whether a trainer is at work on it, or will be as soon as SLURM has room."""
         return self.state in ACTIVE
 
     def result(self) -> dict[str, Any] | None:
@@ -170,7 +177,7 @@ class Run:
         from gptlab.attempts import attempts_table
 
         self.metrics()
-        return attempts_table(self.attempts(), self._metrics.spans, active=self.is_active)
+        return attempts_table(self.attempts(), self._metrics.spans, active=self.state in TRAINING)
 
     def why(self) -> list[str]:
         """Why the run is in the state that it is in, in lines for a person: what happened on which rank after which

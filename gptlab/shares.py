@@ -5,7 +5,8 @@
     >>> held_parameters(preset("gpt2", strategy="fsdp", nproc=4, global_batch_size=32)) / 124475904
     0.25
 
-Always of the process that holds most. Left out on purpose: what a whole model takes (`footprint.py`), and what gloo and
+Always of the process that holds most, in bytes that are in use. Left out on purpose: what a whole model takes
+(`footprint.py`), the gaps of the C library's heap (up to a third more, seen with blocks of some MB), and what gloo and
 NCCL keep for themselves.
 """
 
@@ -54,7 +55,7 @@ def peak_bytes(config: TrainConfig, size: int, work: Callable[[int], Work], numb
         work: of such a one through a whole model of so many layers.
         number: bytes of a number that a product takes.
     """
-    return _pipelined(config, size, work) if config.strategy in PIPELINES else _sharded(config, work, number)
+    return _pipelined(config, size, work) if config.strategy in PIPELINES else _sharded(config, size, work, number)
 
 
 def _rows(config: GPTConfig, nproc: int) -> int:
@@ -62,10 +63,11 @@ def _rows(config: GPTConfig, nproc: int) -> int:
     return sum(-(-shape[0] // nproc) * prod(shape[1:]) for shape in shapes(config).values())
 
 
-def _sharded(config: TrainConfig, work: Callable[[int], Work], number: int) -> int:
+def _sharded(config: TrainConfig, size: int, work: Callable[[int], Work], number: int) -> int:
     """Under fsdp: a process's rows of the state; embeddings, norms and head as a whole with their gradients, which are
     there to the end of the backward pass; of the blocks' matrices those at work and the next, as gathered and as laid
-    out, and their gradients. Under autocast these are narrow from the start, so that no casts are kept.
+    out, and their gradients. Under autocast these are narrow from the start, so that no casts are kept. Gradients of
+    its rows are there from the end of the first micro-batch on.
     """
     block = sum(prod(shape) for name, shape in block_shapes(config).items() if not name.startswith("ln_"))
     rest = parameters(config).allocated - config.n_layer * block
@@ -73,7 +75,9 @@ def _sharded(config: TrainConfig, work: Callable[[int], Work], number: int) -> i
     casts = 2 * config.n_layer * block if number == 2 and whole.kept else 0
     begin = whole.kept - casts + max(whole.most, 4 * rest)
     end = 2 * 4 * rest  # their gradients, once more where they are laid out to be summed
-    return 16 * held_parameters(config) + 4 * rest + 3 * number * block + max(begin, end)
+    own = held_parameters(config)
+    before = 4 * own if config.global_batch_size > max(1, size) * config.nproc else 0
+    return 12 * own + 4 * rest + 3 * number * block + max(begin + before, end + 4 * own)
 
 
 def _stage_parameters(config: TrainConfig, place: Layout, process: int) -> int:
@@ -115,5 +119,8 @@ def _pipelined(config: TrainConfig, size: int, work: Callable[[int], Work]) -> i
             bytes_held += (one.kept - block) * -(-flying // len(mine)) + one.most
         own = _stage_parameters(config, place, process)
         bytes_held += 16 * -(-own // place.replicas) + 8 * own if sharded else 16 * own
+        if sharded and config.tie_head and {0, place.stages - 1} <= set(mine):  # both ends of a V: a twin
+            embedding = prod(shapes(config)["wte.weight"])
+            bytes_held += 8 * -(-embedding // place.replicas) + 8 * embedding
         found.append(bytes_held)
     return max(found)

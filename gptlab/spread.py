@@ -310,11 +310,6 @@ def check(config: TrainConfig) -> None:
                     f"out, or choose one of {', '.join(PIPELINES)}."
                 )
         return
-    if config.strategy == "pp+fsdp" and SCHEDULES[config.pipeline_schedule].v_shaped:
-        raise ConfigError(
-            f"pipeline_schedule {config.pipeline_schedule} has both ends of the model on one process, and pp+fsdp "
-            "cannot share the embedding between them: use zero_bubble, or strategy pp+ddp."
-        )
     if config.split is not None:
         points = split_points(str(config.split))
         if config.model == "huggingface":

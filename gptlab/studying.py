@@ -3,7 +3,7 @@
     >>> from gptlab.cli import main
     >>> main(["fit", "runs/grid.sweep.csv", "--n", "matmul_parameters", "--d", "tokens", "--loss", "val_loss"])
 
-Left out on purpose: flags (`cli.py`), the fits (`scaling/`), the page (`report.py`).
+Left out on purpose: flags (`cli.py`), the fits (`scaling/`), the page (`lab/report.py`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Writes runs, or all runs of a sweep, as one HTML file."""
-    from gptlab import report as pages
+    from gptlab.lab import report as pages
     from gptlab.sweeps import Sweep
 
     folder = Path(arguments.runs_dir) if arguments.runs_dir else default_runs_dir()

@@ -8,9 +8,10 @@ that are finished and goes on with those that were interrupted.
     >>> s = sweep(preset("tiny", max_iters=50), {"n_layer": [2, 4], "n_head": [2], "n_embd": [64, 128]}, name="first")
     >>> s.wait(), s.table()
 
-`runs/NAME.sweep.json` holds the grid and `runs/NAME.sweep.csv` the table; the cells are ordinary runs beside them.
+`runs/NAME.sweep.json` holds the grid and `runs/NAME.sweep.csv` the table; the cells are ordinary runs beside them, and
+the presence of `runs/NAME.sweep.stop` asks for a stop.
 The queue lives in a thread of the process that started the sweep: when that ends, its runs end, and the next start
-takes them up. Left out on purpose: fits over the table (`scaling.py`) and curves (`lab/`).
+takes them up. Left out on purpose: the queue itself (`queueing.py`), fits over the table (`scaling/`), curves (`lab/`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.csvfile import write_csv
 from gptlab.fields import check_range
 from gptlab.grid import Cell, cells, checked, listed
-from gptlab.halving import loss_at, rungs, survivors
+from gptlab.halving import rungs
+from gptlab.queueing import Launcher, Queue
 from gptlab.recording import MOST_BYTES, check_name
-from gptlab.runs import Run, default_runs_dir, is_locked, read_json, write_json
+from gptlab.runs import Run, default_runs_dir, read_json, write_json
 
 if TYPE_CHECKING:
     import pandas
@@ -38,23 +40,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the manifest's layout."""
-POLL_S = 0.05
-"""Seconds between two looks of the queue at its runs."""
 ARRAY_POLL_S = 2.0
 """Seconds between two questions to SLURM."""
-
-
-class Handle(Protocol):
-    """What the queue needs of a started run."""
-
-    def stop(self) -> None: ...
-
-
-class Launcher(Protocol):
-    """What the queue needs of `gptlab.launcher`; tests hand in another."""
-
-    def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Handle: ...
-    def resume(self, name: str, *, runs_dir: Path) -> Handle: ...
 
 
 def sweep(
@@ -93,6 +80,8 @@ def sweep(
     found = Sweep(name, folder, made)
     found.check_names()
     found.check_earlier_runs()
+    if engine is not None:
+        engine.check_folder(folder.absolute())
     if halving and engine is not None:
         raise ConfigError(f"halving {halving} needs a queue that watches, and SLURM runs all cells: leave out the one.")
     if halving:
@@ -137,12 +126,13 @@ class Sweep:
         self.name, self.runs_dir, self.cells = name, runs_dir, cells
         self.path = runs_dir / f"{name}.sweep.json"
         self.csv_path = runs_dir / f"{name}.sweep.csv"
+        self._stop_path = runs_dir / f"{name}.sweep.stop"
         self._runs = [Run(runs_dir / self.run_name(cell)) for cell in cells]
         self._reasons = [cell.reason for cell in cells]
         self._reading = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._factor, self._rungs = 0, list[int]()
+        self._halving, self._rungs = 0, list[int]()
 
     @classmethod
     def open(cls, name: str, runs_dir: str | os.PathLike[str] | None = None) -> Self:
@@ -208,7 +198,7 @@ class Sweep:
 
     def thin(self, factor: int, rungs: list[int]) -> None:
         """Lets only the best of so many cells go on at each rung (a step); `sweep(halving=...)` does it."""
-        self._factor, self._rungs = factor, rungs
+        self._halving, self._rungs = factor, rungs
 
     def start(self, launcher: Launcher | None = None, at_once: int = 1) -> None:
         """Starts the queue; `sweep(...)` does it."""
@@ -216,7 +206,13 @@ class Sweep:
             from gptlab import launcher as ours
 
             launcher = ours
-        self._thread = threading.Thread(target=self._work, args=(launcher, at_once), daemon=True)
+        queue = Queue(
+            [(cell.config, run) for cell, run in zip(self.cells, self._runs, strict=True)], self._reasons, launcher,
+            at_once=at_once, halving=self._halving, rungs=self._rungs, stopping=self._stopping,
+            stop_path=self._stop_path, ended=self.write_csv,
+        )  # fmt: skip
+        self._stop_path.unlink(missing_ok=True)
+        self._thread = threading.Thread(target=queue.work, daemon=True)
         self._thread.start()
 
     @property
@@ -245,7 +241,10 @@ class Sweep:
         from gptlab.launcher.engines import queue
 
         told, ended = False, 0
+        self._stop_path.unlink(missing_ok=True)
         while queue.is_alive(job):
+            if self._stop_path.exists():
+                self._stopping.set()
             if self._stopping.is_set() and not told:
                 told = True
                 queue.cancel(job, "--state=PENDING")
@@ -256,6 +255,8 @@ class Sweep:
                 ended = now
                 self.write_csv()
             self._stopping.wait(ARRAY_POLL_S) if not told else time.sleep(ARRAY_POLL_S)
+        for run in runs:
+            queue.leave(run, "SLURM ended its job before it began")
         self.write_csv()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -271,6 +272,10 @@ class Sweep:
     def stop(self) -> None:
         """Asks the running runs to stop, each with a checkpoint, and starts no more. `wait()` waits for them."""
         self._stopping.set()
+
+    def request_stop(self) -> None:
+        """Asks the same of the sweep's queue, in whichever process it is at work; its next start forgets it."""
+        self._stop_path.touch()
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a cell: what the grid sets, its state, parameters and what the run has reached."""
@@ -314,94 +319,8 @@ class Sweep:
         write_csv(self.csv_path, list(rows[0]), rows)
         return self.csv_path
 
-    def _work(self, launcher: Launcher, at_once: int) -> None:
-        """The queue, once for each rung and once to the end, until a stop is asked."""
-        left = [index for index, cell in enumerate(self.cells) if cell.config is not None]
-        for rung in self._rungs:
-            self._to(rung, left, launcher, at_once)
-            if self._stopping.is_set():
-                break
-            left = self._best(rung, [index for index in left if self._reasons[index] is None])
-        else:
-            self._to(None, left, launcher, at_once)
-        self.write_csv()
-
-    def _to(self, rung: int | None, cells: Sequence[int], launcher: Launcher, at_once: int) -> None:
-        """Trains cells to a step, or to their end, at most `at_once` at a time."""
-        waiting, running = list(cells), dict[int, Handle]()
-        told = set[int]()
-        while running or (waiting and not self._stopping.is_set()):
-            ended = [index for index in running if not is_locked(self._runs[index].path)]  # held to its last moment
-            for index in ended:
-                del running[index]
-            while waiting and len(running) < at_once and not self._stopping.is_set():
-                index = waiting.pop(0)
-                if rung is not None and self._runs[index].step() >= rung:
-                    continue
-                handle = self._start_cell(index, launcher, at_once)
-                if handle is not None:
-                    running[index] = handle
-            for index, handle in running.items():
-                there = rung is not None and self._runs[index].step() >= rung
-                if (there or self._stopping.is_set()) and index not in told:
-                    told.add(index)
-                    handle.stop()
-            if ended:
-                self.write_csv()
-            time.sleep(POLL_S)
-
-    def _best(self, rung: int, cells: Sequence[int]) -> list[int]:
-        """The cells that go on from a rung; the others' rows say why they do not."""
-        losses = [loss_at(self._runs[index], rung) for index in cells]
-        kept = [cells[place] for place in survivors(losses, self._factor)]
-        for index, loss in zip(cells, losses, strict=True):
-            if index not in kept:
-                place = 1 + sum(other < loss for other in losses)
-                self._reasons[index] = f"halving: loss {loss:.4f} at step {rung} was {place} of {len(cells)}"
-        return kept
-
-    def _start_cell(self, index: int, launcher: Launcher, at_once: int) -> Handle | None:
-        """Starts a cell's run or goes on with it; None where it is done or cannot be started."""
-        cell, run = self.cells[index], self._runs[index]
-        assert cell.config is not None
-        try:
-            if not (run.path / "run.json").is_file():
-                config = _share_cores(cell.config, at_once)
-                return launcher.launch(config, name=run.name, runs_dir=self.runs_dir)
-            status = (run.result() or {}).get("status")
-            if run.is_active:
-                return _Elsewhere(run)
-            if status in ("finished", "diverged"):  # it would diverge again
-                return None
-            return launcher.resume(run.name, runs_dir=self.runs_dir)
-        except Exception as error:  # one cell's trouble is not the others'
-            if is_locked(run.path):  # another process was quicker
-                return _Elsewhere(run)
-            text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            self._reasons[index] = text
-            return None
-
-
-class _Elsewhere:
-    """A run of this sweep that another process trains: watched, and asked to stop like the others."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def stop(self) -> None:
-        self.run.request_stop()
-
 
 def _error(run: Run) -> str | None:
     """In one line why a run failed."""
     error = run.error() if (run.result() or {}).get("status") == "failed" else None
     return f"{error.get('type')}: {error.get('message')}" if error else None
-
-
-def _share_cores(config: TrainConfig, at_once: int) -> TrainConfig:
-    """Runs that train at the same time share the cores, as the processes of one run do."""
-    if at_once == 1 or config.threads:
-        return config
-    from gptlab import hardware
-
-    return config.replace(threads=max(1, hardware.cores() // (config.nproc * at_once)))

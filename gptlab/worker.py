@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptlab import costs, hardware, joining, memory, spread
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.pace import Pace, Pulse
+from gptlab.pace import PREPARING, Pace, Pulse
 from gptlab.peaks import Peak
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import Run
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gptlab.assembly import Setting
     from gptlab.corpus import Corpus
+    from gptlab.launcher.lookout import Lookout
     from gptlab.training import Trainer
 
 
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
             _print(line)
             print(line, file=log)
 
-    _run(path, attempt, spot, store, say)
+    _run(path, attempt, spot, store, say, watched=False)
 
 
 def _leave_if_over(run: Run) -> None:
@@ -126,12 +127,20 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def _run(path: Path, attempt: int, spot: joining.Spot, store: Store | None, say: Callable[[str], None]) -> None:
-    """Trains, and writes down what ended it early."""
+def _run(
+    path: Path, attempt: int, spot: joining.Spot, store: Store | None, say: Callable[[str], None], *,
+    watched: bool = True,
+) -> None:  # fmt: skip
+    """Trains, and writes down what ended it early.
+
+    Args:
+        watched: whether a supervisor of ours looks after this rank; else it does so itself.
+    """
     writer = RunWriter(path, attempt)
     trainer = None
     pace = Pace(spot.rank, spot.world_size)
     pulse = Pulse(pace, writer.folder)
+    lookout = None if watched else _look_out(pace, writer)
     try:
         trainer = _prepare(path, writer, spot, store, say, pace)
         trainer.resume()
@@ -141,7 +150,17 @@ def _run(path: Path, attempt: int, spot: joining.Spot, store: Store | None, say:
         writer.error(spot.rank, trainer.done if trainer else None, error, traceback.format_exc())
         raise
     finally:
+        if lookout is not None:
+            lookout.close()
         pulse.close()
+
+
+def _look_out(pace: Pace, writer: RunWriter) -> Lookout:
+    """This rank's own watch."""
+    from gptlab.launcher.lookout import Lookout
+
+    config = Run(writer.path).config
+    return Lookout(pace, writer, config.hang_timeout_s, patient=config.compile != "off")
 
 
 def _prepare(
@@ -158,7 +177,8 @@ def _prepare(
     rank, world_size = spot.rank, spot.world_size
     run = Run(path)
     config, info = run.config, run.info
-    text = corpus.ensure(config.data, config.tokenizer, task=config.task)
+    with pace.within(PREPARING):
+        text = corpus.ensure(config.data, config.tokenizer, task=config.task)
     text.check_length(config.block_size, config.task)
     config = _with_vocabulary(config, text, info)
     setting, reasons = settle(config, info, world_size, spot.local_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,22 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     for name in ("warm", "launch", "resume"):
         monkeypatch.setattr(gptlab.launcher, name, getattr(fake, name))
     return fake
+
+
+@pytest.fixture
+def make(launcher: FakeLauncher) -> Iterator[Callable[..., Any]]:
+    """Makes parts of the lab, and closes them."""
+    made: list[Any] = []
+
+    def one(part: str, /, *values: Any, **named: Any) -> Any:
+        import gptlab.lab
+
+        made.append(getattr(gptlab.lab, part)(*values, **named))
+        return made[-1]
+
+    yield one
+    for part in made:
+        part.close()
 
 
 def until(true: Callable[[], Any], patience_s: float = 30) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_variants import SWITCHES as VARIANTS
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptlab import costs, counts, footprint, hardware, peaks
@@ -20,16 +21,7 @@ from gptlab.presets import PRESETS, preset
 
 SMALL = GPTConfig(n_layer=2, n_head=3, n_embd=48, block_size=32, vocab_size=65)
 GIB = 2**30
-SWITCHES: dict[str, dict[str, Any]] = {
-    "plain": {}, "rope": {"rope": True}, "rmsnorm": {"rmsnorm": True}, "qk_norm": {"qk_norm": True},
-    "swiglu": {"mlp": "swiglu"}, "relu2": {"mlp": "relu2"}, "grouped": {"n_kv_head": 2}, "untied": {"tie_head": False},
-    "softcap": {"logit_softcap": 15.0}, "window": {"sliding_window": 8}, "documents": {"mask_documents": True},
-    "grouped_turned": {"n_kv_head": 2, "rope": True, "qk_norm": True},
-    "all": {
-        "rope": True, "rmsnorm": True, "qk_norm": True, "mlp": "swiglu", "n_kv_head": 2, "tie_head": False,
-        "logit_softcap": 15.0, "sliding_window": 8, "mask_documents": True, "bias": False,
-    },
-}  # fmt: skip
+SWITCHES = VARIANTS | {"grouped_turned": {"n_kv_head": 2, "rope": True, "qk_norm": True}}
 
 
 @pytest.mark.parametrize(

@@ -6,34 +6,20 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from labtools import FakeLauncher, made_run, until
 from labtools import launcher as launcher
+from labtools import make as make
 
 from gptlab.config import LIMITS, ConfigError, TrainConfig, field_docs, field_types
 from gptlab.lab import figures
+from gptlab.sweeps import sweep
 
 widgets = pytest.importorskip("ipywidgets", reason="the lab's widgets are not installed")
-
-
-@pytest.fixture
-def make(launcher: FakeLauncher) -> Iterator[Callable[..., Any]]:
-    """Makes parts of the lab, and closes them."""
-    made: list[Any] = []
-
-    def one(part: str, /, *values: Any, **named: Any) -> Any:
-        import gptlab.lab
-
-        made.append(getattr(gptlab.lab, part)(*values, **named))
-        return made[-1]
-
-    yield one
-    for part in made:
-        part.close()
 
 
 @pytest.fixture
@@ -141,7 +127,7 @@ def test_view_sorts_hides_compares_logs_and_says_the_calls(make: Callable[..., A
         made_run(tmp_path, name, rows=rows, n_embd=64 if name == "a" else 96)
     view = make("RunsView", tmp_path)
     assert view._repr_mimebundle_()["text/plain"] == "RunsView"
-    until(lambda: "b at step 30" in view.picture.value and view._picker.options == ("a", "b"))
+    until(lambda: "b at step 30" in view.picture.value and view._actions.picker.options == ("a", "b"))
     view.sort("step", descending=True)
     until(lambda: view.table_html.value.find(">b</td>") < view.table_html.value.find(">a</td>"))
     assert list(view.table()["name"]) == ["b", "a"]
@@ -149,8 +135,8 @@ def test_view_sorts_hides_compares_logs_and_says_the_calls(make: Callable[..., A
         view.sort("los")
     view.show(x="tokens", log_y=True)
     until(lambda: "tokens seen" in view.picture.value)
-    view._picker.value = ["a"]
-    view._buttons["Hide"].click()
+    view._actions.picker.value = ["a"]
+    view._actions.buttons["Hide"].click()
     until(lambda: "a at step" not in view.picture.value)
     script = view.code.text.replace("runs.png", str(tmp_path / "runs.png"))
     assert "x='tokens', log_y=True" in script
@@ -173,18 +159,33 @@ def test_view_stops_and_resumes_runs(make: Callable[..., Any], tmp_path: Path, l
     made_run(tmp_path, "halted", state="stopped", rows=3)
     view = make("RunsView", tmp_path)
     until(lambda: view.active and "1 training" in view.progress.value)
-    view._buttons["Stop"].click()
+    view._actions.buttons["Stop"].click()
     until(lambda: "Stop needs a run" in view._message.value)
-    view._picker.value = ["slow"]
-    view._buttons["Stop"].click()
+    view._actions.picker.value = ["slow"]
+    view._actions.buttons["Stop"].click()
     until((tmp_path / "slow" / "stop").exists)
     assert f"gptlab.Run.open('slow', '{tmp_path}').request_stop()" in view.code.text
     handle.stop()
     until(lambda: not view.active)
-    view._picker.value = []
+    view._actions.picker.value = []
     view.resume()
     assert sorted(launcher.resumed) == ["halted", "slow"]
     assert f"gptlab.resume('halted', runs_dir='{tmp_path}')" in view.code.text
+
+
+def test_a_view_stops_a_sweep_that_another_process_works(
+    make: Callable[..., Any], tmp_path: Path, launcher: FakeLauncher, tinytext: Path
+) -> None:
+    launcher.endless = True
+    base = TrainConfig(n_layer=1, n_head=1, n_embd=32, data=str(tinytext))
+    begun = sweep(base, {"n_layer": [1, 2]}, name="theirs", runs_dir=tmp_path)
+    until(lambda: launcher.launched)
+    view = make("RunsView", tmp_path)
+    until(lambda: view.active)
+    view._actions.buttons["Stop all"].click()
+    assert begun.wait(30)
+    assert [row["state"] for row in begun.rows()] == ["stopped", "waiting"]
+    assert f"gptlab.Sweep.open('theirs', '{tmp_path}').request_stop()" in view.code.text
 
 
 def test_two_views_share_a_thread_and_a_process(make: Callable[..., Any], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from labtools import made_run
 
 from gptlab.lab import figures, tables
@@ -15,6 +16,7 @@ from gptlab.lab import figures, tables
 
 def test_styles_are_unique_for_sixteen_runs() -> None:
     assert len({figures.style(index) for index in range(figures.MOST_CURVES)}) == figures.MOST_CURVES == 16
+    assert len({figures.style(index)[1] for index in range(8)}) == 8, "without colours the dashes tell eight apart"
 
 
 def test_svg_is_text_with_the_page_s_colours_and_says_last_values(tmp_path: Path) -> None:
@@ -97,3 +99,20 @@ def test_figure_needs_no_pyplot_and_shows_itself(tmp_path: Path) -> None:
         "assert p.startswith(b'\\x89PNG'); assert not {'matplotlib.pyplot', 'torch'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_page_s_picture_is_two_panes_that_together_are_the_whole(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    figure = figures.draw([one], legend=False)
+    words = figures.describe([one])
+    panes, whole = figures.page(figure, words), figures.svg(figure, words)
+    left, right = panes.split("<svg ")[1:]
+    assert "loss (nats" in left and "loss (nats" not in right and "tokens per second</text>" in right
+    for text in re.findall(r"<text.*?</text>", whole, re.DOTALL):
+        assert panes.count(text) == whole.count(text), "no text is lost or said twice"
+    assert panes.count("aria-label") == 1 and 'aria-hidden="true"' in right
+    boxes = [[float(part) for part in box.split()] for box in re.findall(r'viewBox="([^"]*)"', panes)]
+    assert boxes[0][2] == pytest.approx(boxes[1][0], abs=0.1)
+    assert boxes[1][0] + boxes[1][2] == pytest.approx(720, abs=0.1)
+    assert panes.count("</g>") == whole.count("</g>")
+    assert "no points yet" in figures.page(figures.draw([], legend=False), "")

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labtools import made_run
 
-from gptlab import report
 from gptlab.cli import main
 from gptlab.config import ConfigError
 from gptlab.jsonfile import write_json
-from gptlab.lab import tables, tiles
+from gptlab.lab import report, tables, tiles
 from gptlab.lab.curves import describe, read
 from gptlab.lab.gathering import Gatherer
 from gptlab.records import _AMOUNTS, _COUNTS, _LOSSES, _OBJECTS, _WORDS, sound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import NoCluster
+from cluster import cluster as cluster_of_two
 
 import gptlab
 from gptlab import launcher
@@ -22,7 +25,6 @@ from gptlab.launcher.engines.slurm import seconds
 from gptlab.recording import create_run
 from gptlab.runs import Run, read_json
 
-CLUSTER = Path(__file__).parent / "slurm.sh"
 WAIT_S = 300.0
 """A requeued job waits for its turn, and the machine may be busy."""
 
@@ -92,11 +94,92 @@ def test_the_command_prints_the_script_and_submits_nothing(
     for option in ("--nodes=2", "--time=1-12", '--constraint="a b"', "--qos=long", "--signal=B:USR1@120", "--requeue"):
         assert f"#SBATCH {option}\n" in text
     run = Run.open("first")
-    assert text.startswith((run.path / "job.sh").read_text()) and run.state == "queued"
+    assert text.startswith((run.path / "job.sh").read_text()) and run.state == "planned"
     assert main(["sweep", "--name", "grid", "--n-layer", "1", "2", "--at-once", "2", *words]) == 0
     assert "#SBATCH --array=0-1%2\n" in capsys.readouterr().out and not list(tmp_path.glob("runs/grid*"))
     assert main(["train", "--name", "other", *(word for word in words if word != "--dry-run")]) == 2
     assert "no sbatch on this machine" in capsys.readouterr().err
+
+
+SBATCH = """#!{python}
+import pathlib, sys
+print("1234")
+if pathlib.Path(sys.argv[0]).with_name("refuses").exists():
+    sys.exit("no such partition")
+"""
+OTHER = """#!/bin/bash
+printf "%s\\n" "$(basename "$0") $*" >>"$(dirname "$0")/said"
+"""
+"""SLURM's commands, as far as they are needed: they note what they are asked."""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with commands that stand for SLURM's: a job is 1234, and waits until it is cancelled."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name in ("sbatch", "scancel", "squeue"):
+        text = SBATCH.format(python=sys.executable) if name == "sbatch" else OTHER
+        text += '[ -e "$(dirname "$0")/cancelled" ] || echo PENDING\n' * (name == "squeue")
+        text += 'touch "$(dirname "$0")/cancelled"\n' * (name == "scancel")
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_a_queued_run_is_listed_is_not_begun_twice_and_leaves_the_queue_when_it_is_stopped(
+    tinytext: Path, stand_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = gptlab.launch(small(tinytext), name="far", engine=Slurm())
+    run = handle.run
+    assert (handle.status, run.is_active, handle.is_over) == ("queued", True, False)
+    with pytest.raises(TimeoutError, match="still queued"):
+        handle.wait(0.2)
+    for engine in (None, Slurm()):
+        with pytest.raises(ConfigError, match="waits in SLURM's queue, as job 1234"):
+            launcher.resume("far", engine=engine)
+    assert main(["runs", "rm", "far"]) == 2 and "stop it first" in capsys.readouterr().err
+    assert main(["runs"]) == 0 and "queued" in capsys.readouterr().out
+    assert run.why() == ["queued: its job waits for its turn in SLURM's queue, before its first step"]
+    assert main(["runs", "stop", "far"]) == 0 and capsys.readouterr().out == "far is stopped\n"
+    assert "scancel 1234" in (stand_in / "said").read_text()
+    assert handle.wait(WAIT_S)["status"] == "lost"  # no result came of it
+    assert run.state == "stopped" and run.why()[0].startswith("stopped: taken from SLURM's queue")
+    assert main(["runs", "rm", "far"]) == 0
+
+
+def test_a_job_that_went_by_itself_leaves_no_run_queued_and_a_refused_one_none_at_all(
+    tinytext: Path, stand_in: Path
+) -> None:
+    handle = gptlab.launch(small(tinytext), name="far", engine=Slurm())
+    (stand_in / "cancelled").touch()
+    handle.wait(WAIT_S)
+    assert handle.status == "stopped" and "SLURM ended its job before it began" in handle.why()[0]
+    handle.run.request_stop()
+    again = launcher.resume("far", engine=Slurm())
+    assert again.status == "queued" and not (handle.run.path / "stop").exists()
+    again.wait(WAIT_S)
+    (stand_in / "refuses").touch()
+    with pytest.raises(ConfigError, match="no such partition"):
+        launcher.resume("far", engine=Slurm())
+    assert again.status == "stopped"
+    with pytest.raises(ConfigError, match="no such partition"):
+        gptlab.launch(small(tinytext), name="other", engine=Slurm())
+    assert Run.open("other").state == "planned"
+
+
+def test_runs_that_wait_in_an_array_are_not_submitted_again(tinytext: Path, stand_in: Path, tmp_path: Path) -> None:
+    grid = {"n_layer": [1, 2]}
+    first = gptlab.sweep(small(tinytext), grid, name="grid", runs_dir=tmp_path / "far", engine=Slurm())
+    assert [row["state"] for row in first.rows()] == ["queued"] * 2
+    assert [queue.job_of(run) for run in first.runs] == ["1234_0", "1234_1"]
+    (stand_in / "refuses").touch()
+    again = gptlab.sweep(small(tinytext), grid, name="grid", runs_dir=tmp_path / "far", engine=Slurm())
+    assert again.wait(1)
+    (stand_in / "cancelled").touch()
+    assert first.wait(WAIT_S)
+    assert [row["state"] for row in first.rows()] == ["stopped"] * 2
 
 
 @pytest.mark.parametrize(
@@ -126,25 +209,12 @@ def test_mistakes_are_named(changes: dict[str, Any], word: str) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Two nodes on this machine, for as long as these tests run."""
-    programs = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "runuser")
-    missing = [program for program in programs if shutil.which(program) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(
-            "a SLURM of one's own needs root and Debian's slurm-wlm and munge" + f": no {missing}" * bool(missing)
-        )
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # munge looks for its key as a user of its own
-    began = subprocess.run([str(CLUSTER), "start", str(folder)], capture_output=True, text=True, timeout=120)
-    if began.returncode:
-        pytest.skip(f"no SLURM comes up here: {began.stderr.strip()[-300:]}")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-    patch.setenv("PYTHONPATH", os.pathsep.join(part for part in sys.path if part))
-    yield
-    subprocess.run(["scancel", "--state=RUNNING", "--user=root"], check=False)
-    patch.undo()
-    subprocess.run([str(CLUSTER), "stop", str(folder)], check=False)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(cluster_of_two(tmp_path_factory.mktemp("slurm")))
+        except NoCluster as reason:
+            pytest.skip(str(reason))
+        yield
 
 
 @pytest.mark.slow

@@ -55,7 +55,6 @@ def test_layouts(changes: dict[str, Any], wanted: Layout) -> None:
         ({"micro_batch_size": 1, "global_batch_size": 5, "pipeline_schedule": "zero_bubble"}, "micro_batch_size of 5"),
         ({"micro_batch_size": 1, "pipeline_micro_batches": 5}, "which pipeline_micro_batches 5 does not divide"),
         ({"nproc": 4, "micro_batch_size": 2, "pipeline_micro_batches": 3}, "leave pipeline_micro_batches out"),
-        ({"strategy": "pp+fsdp", "nproc": 4, "stages": 4, "pipeline_schedule": "zbv"}, "or strategy pp+ddp"),
         ({"strategy": "ddp", "stages": 2}, "stages 2 is for pipelines, and strategy is ddp"),
     ],
 )  # fmt: skip

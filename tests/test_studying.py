@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gptlab import report
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.foreign import import_log
+from gptlab.lab import report
 from gptlab.mirror import Mirror, to_csv
 from gptlab.recording import Claim, RunWriter, create_run
 from gptlab.runs import Run, default_runs_dir

@@ -112,6 +112,18 @@ def test_a_second_start_skips_what_is_finished_and_goes_on_with_what_was_not(bas
     assert wider.started == [("launch", "s-4x2x64")]
 
 
+def test_another_process_can_ask_a_sweep_to_stop(base: TrainConfig, tmp_path: Path) -> None:
+    fake = FakeLauncher(held=True)
+    begun = sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=fake)
+    until(lambda: fake.handles)
+    Sweep.open("s", tmp_path).request_stop()
+    assert begun.wait(10)
+    assert fake.started == [("launch", "s-1x2x64")] and fake.handles["s-1x2x64"].stopped
+    again = FakeLauncher()
+    assert sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=again).wait(10)
+    assert again.started == [("resume", "s-1x2x64"), ("launch", "s-2x2x64")], "its next start forgets it"
+
+
 def test_a_diverged_cell_is_not_run_again(base: TrainConfig, tmp_path: Path) -> None:
     assert sweep(base, {"n_layer": [1]}, name="s", runs_dir=tmp_path, launcher=FakeLauncher(ends="diverged")).wait(10)
     again = FakeLauncher()

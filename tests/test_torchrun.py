@@ -27,7 +27,7 @@ from gptlab.joining import Spot, find_spot
 from gptlab.launcher.engines import Dlrover, Torchrun, dlrover, ending, starting
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, RunWriter, create_run
-from gptlab.runs import Run
+from gptlab.runs import Run, read_json
 
 WAIT_S = 300.0
 """Far beyond what it takes; the machine may be busy."""
@@ -185,7 +185,7 @@ def test_the_command_is_shown_and_runs_as_it_stands(tinytext: Path, capsys: pyte
     line = capsys.readouterr().out
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 " in line and "--rdzv-endpoint=127.0.0.1:29511" in line
     assert shlex.split(line)[-1] == str(Run.open("a run").path.absolute()) and "--nnodes=1:4" in line
-    assert Run.open("a run").state == "queued"
+    assert Run.open("a run").state == "planned"
     assert main(["train", "--dry-run", "--max-iters", "2"]) == 2
     assert main(["train", "--nodes", "2"]) == 2 and "rdzv_endpoint" in capsys.readouterr().err
     assert main(["train", "--image", "x"]) == 2 and "says nothing to the engine local" in capsys.readouterr().err
@@ -229,6 +229,19 @@ def test_a_killed_rank_is_replaced_and_the_losses_are_equal(
     for rank in (0, 1):
         assert "iter 300: loss" in handle.log(rank)
     assert not workers(handle.run)
+
+
+def test_a_stopped_rank_is_named_and_replaced(tinytext: Path, unbroken: dict[int, float], tidy: list[Handle]) -> None:
+    """One that sleeps is a case of the fault campaign, and both are of test_lookout.py."""
+    handle = gptlab.launch(small(tinytext, hang_timeout_s=2.0), name="run", engine=Torchrun())
+    tidy.append(handle)
+    until(lambda: len(losses(handle.run)) > 30)
+    workers(handle.run)[1].suspend()
+    result = handle.wait(WAIT_S)
+    assert result["status"] == "finished", (result, handle.log())
+    error = read_json(handle.run.attempts()[0] / "error.json") or {}
+    assert (error["type"], error["rank"]) == ("WorkerStopped", 1) and "gave no sign of life" in error["message"]
+    assert losses(handle.run) == unbroken and not workers(handle.run)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ class Ranks:
         self.folder, self.now, self.stopped = folder, 0.0, set[int]()
         self.said: dict[int, dict[str, Any]] = {}
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(watching, "_is_stopped", lambda pid: pid in self.stopped)
+        monkeypatch.setattr(watching, "is_stopped", lambda pid: pid in self.stopped)
 
     def says(self, rank: int, phase: str, *, patience: bool = False) -> None:
         marks = self.said.get(rank, {"marks": 0})["marks"] + 1
@@ -157,7 +157,7 @@ dozes()
         family.append(process)
     try:
         os.kill(family[1].pid, signal.SIGSTOP)
-        while not watching._is_stopped(family[1].pid):
+        while not watching.is_stopped(family[1].pid):
             time.sleep(0.01)
         watch = Watch(tmp_path, {rank: process.pid for rank, process in enumerate(family)}, 1.0, patient=False)
         watch.keep_stacks({0, 1})

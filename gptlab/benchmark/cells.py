@@ -11,6 +11,7 @@ A cell is plain values: the process that runs it gets it as JSON. Left out on pu
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -216,6 +217,8 @@ def _check(cell: Cell) -> None:
     """Refuses what cannot be timed."""
     if cell.pairs < 1:
         raise ConfigError(f"pairs {cell.pairs} is too few: give 1 or more.")
+    if cell.against == "transformers" and importlib.util.find_spec("transformers") is None:
+        raise ConfigError("transformers is not installed: pip install 'gptlab[huggingface]', or race plain or nocache.")
     if cell.kind == "train":
         if cell.recipe and cell.against == "transformers":
             raise ConfigError("torchbench's step is raced against plain or eager: choose one of them.")

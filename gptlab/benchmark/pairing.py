@@ -73,7 +73,7 @@ def spread(values: Sequence[float]) -> float:
 def interval(over: Sequence[float], under: Sequence[float], share: float = 0.95) -> tuple[float, float]:
     """Where the ratio of medians lies with a probability of `share`: the percentile bootstrap (Efron 1979) over pairs,
     from a seed of its own, so that equal times give equal bounds."""
-    draw, count = random.Random(0), len(over)
+    draw, count = random.Random(0), len(over)  # noqa: S311 - no secret
     ratios = []
     for _ in range(RESAMPLES):
         pick = [draw.randrange(count) for _ in range(count)]

@@ -7,9 +7,11 @@
 `Lab` (`notebook.py`) is made of parts that stand alone as well: `ConfigPanel` (`panel.py`), `SweepPanel`
 (`sweeppanel.py`), `RunsView`, `SampleBox` and `ClusterView`. They share a thread that owns their state (`desk.py`), the
 process that draws (`drawing.py`: `gathering.py` reads, `curves.py`, `figures.py`, `tables.py`, `tiles.py` and
-`comparing.py` say what is drawn, `rendering.py` how it leaves) and the process that samples (`sampler.py`).
-`choosers.py` has widgets for single settings, `plan.py` what a choice costs, `measuring.py` this machine's speed,
-`naming.py` sweeps' names, `parts.py` what parts share; `demo.py` runs the notebook without a browser.
+`comparing.py` say what is drawn, `rendering.py` how it leaves), the one that samples (`sampler.py`) and the one that
+writes reports (`reporting.py`; `report.py` is the page). `choosers.py` has widgets for single settings, `plan.py` what
+a choice costs, `measuring.py` this machine's speed, `naming.py` sweeps' names, `viewbar.py` and `actions.py` what
+stands around a view and `scripts.py` the calls behind it, `parts.py` what parts share; `demo.py` runs the notebook
+without a browser.
 """
 
 from __future__ import annotations

@@ -37,12 +37,13 @@ class Axis:
         self.slider = kind(
             options=sorted({*SENSIBLE[field], *values}), value=self._ends(values), description=WORDS[field],
             readout=False, tooltip=doc, continuous_update=True, style={"description_width": "118px"},
-            layout={"width": "452px"},
+            layout={"width": "auto", "flex": "1 1 300px", "max_width": "452px"},
         )  # fmt: skip
         hint = f"Values of {field}, with commas." if several else f"Value of {field}."
         self.text = widgets.Text(
             value=_join(values), continuous_update=False, tooltip=f"{hint} {doc}",
-            placeholder=f"value{'s' * several} of {field}", layout={"width": "170px"},
+            placeholder=f"value{'s' * several} of {field}",
+            layout={"width": "auto", "flex": "0 1 170px", "min_width": "0"},
         )  # fmt: skip
         self.slider.add_class(f"gptlab-{field}")
         self.text.add_class(f"gptlab-{field}-values")

@@ -94,7 +94,7 @@ class Painter:
         if "save" in request:
             answer["saved"] = save(Path(request["save"]), series, rows, places=places, **axes)
         picture = figures.draw(series, places=places, legend=False, **axes)
-        answer["svg"] = figures.svg(picture, figures.describe(series))
+        answer["svg"] = figures.page(picture, figures.describe(series))
         sort, descending = request.get("sort"), bool(request.get("descending"))
         answer["table"] = tables.table(
             tables.ordered(rows, sort, descending),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gptlab.lab.curves import TIMES as TIMES
 from gptlab.lab.curves import X_LABELS, Series, XAxis, describe, empty, furthest, read, short, smooth, thin
-from gptlab.lab.rendering import Theme, canvas, save, settings, svg
+from gptlab.lab.rendering import Theme, canvas, panes, save, settings, svg
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,22 +29,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "DASHES", "MOST_CURVES", "TIMES", "X_LABELS", "Series", "XAxis", "describe", "draw", "empty",
-           "read", "save", "short", "style", "svg"]  # fmt: skip
+           "page", "read", "save", "short", "style", "svg"]  # fmt: skip
 
 # Okabe and Ito's palette for the colour-blind (2008), its yellow and black replaced by an olive and a violet that can
 # be seen on white and on black pages alike.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8f8f1f", "#7a5fc0")
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2))
+DASHES: tuple[tuple[float, ...], ...] = (
+    (), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (11, 3), (1.5, 4), (7, 2, 1.5, 2, 1.5, 2), (3, 3),
+)  # fmt: skip
+"""On, off, ... in line widths: as many as there are colours, so that eight lines can be told apart without any."""
 MOST_CURVES = len(COLOURS) * 2
 """More curves than this in one picture cannot be told apart."""
 _RAW_POINTS, _SMOOTH_POINTS = 160, 80  # of a curve, at most: what a panel 500 pixels wide can show
 _LONGEST_LABEL = 30
+_TICKS = 0.045  # of the width: what the numbers beside an axis take
 _LEAST_BAND = 0.004  # of the axis: a restart that lost no step is still to be seen
 
 
 def style(index: int) -> tuple[str, tuple[float, ...]]:
     """Colour and dash pattern (on, off, ... in line widths; empty is solid) of the index-th run: unique up to 16."""
-    return COLOURS[index % 8], DASHES[(index + index // 8) % 4]
+    return COLOURS[index % 8], DASHES[(index + index // 8) % 8]
 
 
 def draw(
@@ -108,6 +112,12 @@ def draw(
                 title=heading, frameon=False, handlelength=2.4, borderaxespad=0, alignment="left",
             )  # fmt: skip
     return figure
+
+
+def page(figure: Figure, description: str) -> str:
+    """What `draw` has drawn, without a legend, for a page: loss and speeds, side by side where there is room."""
+    speed = figure.axes[1].get_position()
+    return panes(figure, description, cut=speed.x0 - _TICKS)
 
 
 def _shortened(label: str) -> str:

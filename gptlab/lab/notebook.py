@@ -137,6 +137,10 @@ class Lab:
         """Writes picture (PNG, SVG) and table (CSV) to the runs folder; gives their paths, as a sweep's end does."""
         return self.runs.save()
 
+    def report(self) -> Path:
+        """Writes the shown runs as one HTML file: `RunsView.report`."""
+        return self.runs.report()
+
     @property
     def code(self) -> str:
         """The calls behind what the widgets say and did."""

@@ -72,6 +72,45 @@ def svg(figure: Figure, description: str) -> str:
     return re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--jp-ui-font-family, sans-serif)", body)
 
 
+def panes(figure: Figure, description: str, cut: float) -> str:
+    """The picture in two panes, as HTML: beside each other where there is room, under each other where there is not, so
+    that its text stays as large as the page's in a narrow window and under the browser's zoom.
+
+    Args:
+        cut: where the left pane ends and the right one begins, as a share of the width. No axes may lie over it.
+    """
+    whole = svg(figure, description)
+    head, inside = whole.split(">", 1)
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
+    assert box is not None
+    width, height = map(float, box.groups())
+    moved = []
+    for place, axes in reversed(list(enumerate(figure.axes, start=1))):
+        if axes.get_position().x0 > cut:
+            begin, end = _group(inside, f"axes_{place}")
+            moved.append(inside[begin:end])
+            inside = inside[:begin] + inside[end:]
+    left, right = (head.replace(box.group(), f'viewBox="{at:g} 0 {share * width:g} {height:g}"')
+                   for at, share in ((0, cut), (cut * width, 1 - cut)))  # fmt: skip
+    right = re.sub('role="img" aria-label="[^"]*"', 'aria-hidden="true"', right)  # the left one says it all
+    shown = ""
+    for share, pane in ((cut, f"{left}>{inside}"), (1 - cut, f"{right}>{''.join(reversed(moved))}</svg>")):
+        least = share * width  # a point of the drawing to a pixel; at most it grows as the whole does on a wide page
+        shown += f'<div style="flex:{100 * share:g} 1 {least:g}px;max-width:{1.6 * least:g}px">{pane}</div>'
+    return f'<div style="display:flex;flex-wrap:wrap">{shown}</div>'
+
+
+def _group(text: str, name: str) -> tuple[int, int]:
+    """Where a group of an SVG begins and ends."""
+    begin = text.index(f'<g id="{name}"')
+    depth = 0
+    for tag in re.finditer(r"<g\b[^>]*[^>/]>|</g>", text[begin:]):  # an empty group is one tag, which ends itself
+        depth += -1 if tag.group() == "</g>" else 1
+        if not depth:
+            return begin, begin + tag.end()
+    raise AssertionError(f"{name} has no end")
+
+
 def save(figure: Figure, path: str | Path, *, description: str = "") -> Path:
     """Writes the picture as PNG (200 dots an inch) or SVG, by the ending; the file is whole or not there."""
     import matplotlib

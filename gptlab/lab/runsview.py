@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 from gptlab.config import ConfigError
+from gptlab.lab import scripts
+from gptlab.lab.actions import Actions
 from gptlab.lab.curves import XAxis
-from gptlab.lab.desk import Mailbox, Part
+from gptlab.lab.desk import Part
 from gptlab.lab.naming import sweeps_in
-from gptlab.lab.parts import CodeBox, button, call, fold, message, row, set_options, set_text, set_value, wide
+from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, set_value, wide
+from gptlab.lab.reporting import Reports
 from gptlab.lab.viewbar import ViewBar
-from gptlab.runs import ACTIVE, Run, default_runs_dir, list_runs
+from gptlab.runs import Run, default_runs_dir, list_runs
 from gptlab.sweeps import Sweep
 
 if TYPE_CHECKING:
@@ -54,7 +57,6 @@ class RunsView(Part):
         self._hidden: set[str] = set()
         self._compared: list[str] = []
         self._log_of: str | None = None
-        self._states: dict[str, str] = {}
         self.active = False
         """Whether something that is shown trained at the last look."""
         self.asked_at = self.shown_at = 0.0
@@ -70,30 +72,14 @@ class RunsView(Part):
         post = self.post
         self.picture, self.table_html, self.progress = wide("picture"), wide("runs"), wide("progress")
         self._log, self._comparison = wide("log-box"), wide("comparison")
-        self._message = widgets.HTML()
+        self._message, self._reports = widgets.HTML(), Reports()
         self._message.add_class("gptlab-view-message")
         self._bar = ViewBar(sweeps_in(self.runs_dir), lambda: post.put("look"))
-        self._picker = widgets.SelectMultiple(options=[], rows=4, tooltip="Runs that the buttons work on; none is all",
-                                              layout={"width": "260px"})  # fmt: skip
-        self._picker.add_class("gptlab-pick")
-        self._picker.observe(lambda _: post.put("look"), "value")
-        words = (
-            ("Stop", "stop", "Stop the picked runs, each with a checkpoint"),
-            ("Resume", "play", "Go on with the picked runs from their newest checkpoint"),
-            ("Compare", "columns", "Show the picked runs alone, and how their settings differ"),
-            ("Hide", "eye-slash", "Leave the picked runs out"),
-            ("Log", "file-text-o", "Show what the picked run printed"),
-            ("Show all", "eye", "Take back Hide, Compare and Log"),
-            ("Stop all", "stop-circle", "Stop every run that trains here, and start no more"),
-        )
-        self._buttons = {
-            text: button(text, icon, tooltip, _pressing(post, text), name=f"view-{text.lower().replace(' ', '-')}")
-            for text, icon, tooltip in words
-        }
+        self._actions = Actions(post)
         self.bar = self._bar.widget
-        actions = row([self._picker, row(list(self._buttons.values()))])
+        acts = widgets.VBox([self._actions.widget, row([self._message, self._reports.link])])
         self.more = [
-            ("stop, resume, compare, hide, log", widgets.VBox([actions, self._message])),
+            ("stop, resume, compare, hide, log, report", acts),
             ("code", self.code.widget),
         ]
         self.below = [self._comparison, self._log]
@@ -134,12 +120,15 @@ class RunsView(Part):
         """Asks runs to stop after the step they take, each with a checkpoint; without names all that are shown and
         train, and the queue of their sweep."""
         if not names:
-            for sweep in self.desk.active_sweeps(self.runs_dir):
-                sweep.stop()
-                self.code.add("sweep.stop()")
+            own = {sweep.name for sweep in self.desk.active_sweeps(self.runs_dir)}
+            for name in [self.sweep_name] if self.sweep_name else sweeps_in(self.runs_dir):
+                sweep = Sweep.open(name, self.runs_dir)
+                if name in own or any(run.is_active for run in sweep.runs):  # then another process works its queue
+                    sweep.request_stop()
+                    self.code.add(f"{call('gptlab.Sweep.open', name, str(self.runs_dir))}.request_stop()")
         for run in self._runs(names):
             if run.is_active:
-                run.request_stop()
+                run.request_stop()  # one in a queue stops at its turn
                 self.code.add(f"{call('gptlab.Run.open', run.name, str(self.runs_dir))}.request_stop()")
         self.due = 0.0
 
@@ -214,6 +203,13 @@ class RunsView(Part):
         rows, series, places = self._gather()
         return [Path(path) for path in save(self.stem, series, rows, places=places, **self.axes)]
 
+    def report(self) -> Path:
+        """Writes the shown runs as one HTML file, as `gptlab report` does; gives its path. Call it in a cell, never in
+        a thread."""
+        from gptlab.lab import report
+
+        return report.write(self._shown(), self.report_path, title=self.sweep_name or "")
+
     @property
     def axes(self) -> dict[str, Any]:
         """How the axes are drawn."""
@@ -230,14 +226,26 @@ class RunsView(Part):
         return self.runs_dir / (f"{self.sweep_name}.sweep" if self.sweep_name else "all-runs")
 
     @property
+    def report_path(self) -> Path:
+        """Where the report of the shown is written."""
+        return self.stem.with_name(self.stem.name + ".html")
+
+    @property
     def picked(self) -> list[str]:
         """Names of the runs that are picked."""
-        return list(self._picker.value)
+        return self._actions.picked
 
     def _gather(self) -> tuple[list[dict[str, Any]], list[Any], list[int]]:
         from gptlab.lab.gathering import Gatherer
 
         return Gatherer().gather(self.runs_dir, self.sweep_name, hidden=self._hidden, only=self._compared)
+
+    def _shown(self) -> list[Run]:
+        """The runs that are shown and were started."""
+        from gptlab.lab.gathering import Gatherer
+
+        runs = Gatherer().find(self.runs_dir, self.sweep_name)[1]
+        return [run for run in runs if run.name in (self._compared or {run.name} - self._hidden)]
 
     def _runs(self, names: Sequence[str]) -> list[Run]:
         """The runs of these names, or all that are shown."""
@@ -257,6 +265,8 @@ class RunsView(Part):
         if text == "Stop all":
             self.stop()
             return self.say("Stopping: each run ends with its step and a checkpoint …")
+        if text == "Report":
+            return self._begin_report(self._runs(picked) if picked else self._shown())
         if text == "Show all":
             self.show_all()
         elif not picked:
@@ -269,6 +279,18 @@ class RunsView(Part):
             getattr(self, text.lower())(*picked)
         self._tell()
         self.say("")
+
+    def _begin_report(self, runs: Sequence[Run]) -> None:
+        """The button Report: the page is written beside the kernel."""
+        title = self.sweep_name or ""
+        self._reports.begin(runs, self.report_path, title=title)
+        self.code.add(scripts.report([run.name for run in runs], self.runs_dir, self.report_path, title))
+        self.say(f"Writing a report of {len(runs)} run{'s' * (len(runs) != 1)} …")
+
+    def turn(self) -> float:
+        if (news := self._reports.take()) is not None:
+            self.say(news.get("error", "The report is written:"), bad="error" in news)
+        return 0.1 if self._reports.is_busy else super().turn()
 
     def look(self) -> dict[str, Any]:
         self.asked_at = time.monotonic()
@@ -294,41 +316,23 @@ class RunsView(Part):
         if "error" in answer:
             self.say(answer["error"], bad=True)
         if "runs" in answer:
-            self._states = dict(answer["runs"])
-            set_options(self._picker, list(self._states))
             self._bar.offer(answer["sweeps"])
             self.active = answer["active"] > 0
-            self._buttons["Stop all"].disabled = not self.active
-            self._buttons["Stop"].disabled = not self.active
-            self._buttons["Resume"].disabled = all(state in ACTIVE for state in self._states.values())
+            self._actions.offer(dict(answer["runs"]), active=self.active)
             self._tell()
+
+    def close(self) -> None:
+        """Takes the view off the page; a report that is on its way is given up. Runs go on."""
+        super().close()
+        self._reports.close()
 
     def say(self, text: str, *, bad: bool = False) -> None:
         set_text(self._message, message(text, bad=bad) if text else "")
 
     def _tell(self) -> None:
-        """The calls that make the same picture and table in a script."""
-        sweep, folder = self.sweep_name, str(self.runs_dir)
-        runs = (
-            f"{call('gptlab.sweeps.Sweep.open', sweep, folder)}.runs"
-            if sweep
-            else call("gptlab.runs.list_runs", folder)
+        """The calls that make the same picture in a script."""
+        self.code.show(
+            scripts.picture(
+                self.sweep_name, self.runs_dir, self.axes, hidden=self._hidden, only=self._compared, log=self._log_of
+            )
         )
-        if self._compared:
-            runs = f"[gptlab.Run.open(name, {folder!r}) for name in {self._compared!r}]"
-        elif self._hidden:
-            runs = f"[run for run in {runs} if run.name not in {sorted(self._hidden)!r}]"
-        axes = {key: value for key, value in self.axes.items() if value not in (False, "step")}
-        drawn = "".join(f", {key}={value!r}" for key, value in axes.items())
-        lines = [
-            "import gptlab, gptlab.runs, gptlab.sweeps", "from gptlab.lab import figures", f"runs = {runs}",
-            f"figures.save(figures.draw([figures.read(run) for run in runs]{drawn}), 'runs.png')",
-        ]  # fmt: skip
-        if self._log_of:
-            lines.append(f"print({call('gptlab.Run.open', self._log_of, folder)}.log())")
-        self.code.show("\n".join(lines))
-
-
-def _pressing(post: Mailbox, text: str) -> Callable[[], None]:
-    """What a button does: a function that holds no view."""
-    return lambda: post.put("button", text)

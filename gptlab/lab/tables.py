@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptlab.lab.figures import style
-from gptlab.runs import ACTIVE, Run
+from gptlab.runs import QUEUED, TRAINING, Run
 
 _STYLE = """<style>
 .gptlab-table {border-collapse: collapse; width: 100%; font-size: 12px; line-height: 1.5;
@@ -28,6 +28,7 @@ _STYLE = """<style>
 .gptlab-table tbody tr {border-bottom: 1px solid var(--jp-border-color2, #e4e4e4); background: transparent}
 .gptlab-table td.text, .gptlab-table th.text {text-align: left}
 .gptlab-table td.why {white-space: normal}
+@media (max-width: 1000px) {.gptlab-table th, .gptlab-table td {padding: 2px 5px 2px 2px}}
 .gptlab-table .best {font-weight: 700} .gptlab-table .off td {color: var(--jp-ui-font-color2, #667)}
 .gptlab-table .bad td.text {color: var(--jp-error-color1, #b3261e)}
 .gptlab-table [data-sort], .gptlab-table [data-pick] {cursor: pointer}
@@ -206,10 +207,12 @@ def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
     share, left = work(rows)
     valid = [row for row in rows if row["state"] != "invalid"]
     over = sum(row["state"] in ("finished", "diverged", "failed") for row in valid)
-    active = sum(row["state"] in ACTIVE for row in valid)
+    active, queued = (sum(row["state"] in states for row in valid) for states in (TRAINING, (QUEUED,)))
     words = [f"{over} of {len(valid)} runs ended"] if valid else ["no runs yet"]
     if active:
         words.append(f"{active} training")
+    if queued:
+        words.append(f"{queued} queued")
     if (invalid := len(rows) - len(valid)) > 0:
         words.append(f"{invalid} invalid")
     if (running or active) and left is not None:

@@ -20,6 +20,7 @@ detached.
     job.py         one run: prepare its text, attempt after attempt
     crew.py        the workers of one attempt: fork, watch, end
     watch.py       which worker hangs or was stopped, and its stack
+    lookout.py     the same by a rank itself, where an engine has started it
     checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
     entry.py       what a new process does first
@@ -42,12 +43,12 @@ from gptlab.launcher import client
 from gptlab.launcher.checks import check_devices
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
-from gptlab.runs import Run, default_runs_dir
+from gptlab.runs import QUEUED, Run, default_runs_dir
 
 if TYPE_CHECKING:
     from gptlab.launcher.engines import Engine, Kubernetes, Manifest
 
-__all__ = ["Handle", "launch", "resume", "warm"]
+__all__ = ["Handle", "launch", "resume", "stop", "warm"]
 
 
 def warm() -> None:
@@ -114,14 +115,16 @@ def resume(
         engine: what starts the processes this time; None is the warm supervisor of this machine.
 
     Raises:
-        ConfigError: a run that does not exist, is being trained, or is finished.
+        ConfigError: a run that does not exist, is being trained, waits in SLURM's queue, or is finished.
     """
     if engine is not None:
         from gptlab.launcher.engines import starting
 
         return starting.resume(name, runs_dir, engine)
-    run = Run.open(name, runs_dir)
-    run = Run(run.path.absolute())
+    from gptlab.launcher.engines import queue
+
+    run = Run(Run.open(name, runs_dir).path.absolute())
+    queue.check_not_queued(run)
     try:
         claim = Claim(run.path, wait_s=0.2)
     except OSError as error:
@@ -143,6 +146,17 @@ def resume(
         if isinstance(error, OSError):
             raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, and resume.") from None
         raise
+
+
+def stop(run: Run) -> None:
+    """Asks a run to stop, whoever started it: after the step that it is taking, with a checkpoint. One that waits in
+    SLURM's queue is taken out of it."""
+    from gptlab.launcher.engines import queue
+
+    if run.state == QUEUED:
+        queue.withdraw(run)
+    else:
+        run.request_stop()
 
 
 def _start(run: Run, claim: Claim, cwd: Path, prepared: bool, detach: bool) -> Handle:

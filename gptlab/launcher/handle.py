@@ -35,7 +35,7 @@ class Handle:
 
     @property
     def status(self) -> str:
-        """One word: preparing, starting, running, restarting, finished, stopped, failed, diverged or lost."""
+        """One word, as `Run.state` has it."""
         return self.run.state
 
     @property

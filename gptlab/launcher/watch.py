@@ -52,6 +52,39 @@ class Stuck:
         return f"made no progress for {self.seconds:.3g} s while {_doing(self.phase)},"
 
 
+class Progress:
+    """For how long a worker has shown nothing new, by the looks of who watches it, and for how long it may.
+
+    Args:
+        timeout_s: without progress.
+        patient: whether all phases may take `PATIENCE` times as long, as where code is compiled.
+    """
+
+    def __init__(self, timeout_s: float, *, patient: bool) -> None:
+        self.timeout_s, self.patient = timeout_s, patient
+        self.idle = 0.0
+        """Seconds since the last sign."""
+        self._longest = 0.0
+        self._before: tuple[Any, str] = (None, PATIENT[0])  # the last sign, and the phase that it was of
+
+    def count(self, said: Mapping[str, Any], sign: Any, passed: float) -> None:
+        """A look, so many seconds after the one before; another sign than then is progress."""
+        before, phase = self._before
+        if sign == before:
+            self.idle += passed
+            return
+        if phase not in (COMMUNICATION, *PATIENT):
+            self._longest = max(self._longest, self.idle)
+        self._before, self.idle = (sign, said.get("phase", PATIENT[0])), 0.0
+
+    def is_over(self, said: Mapping[str, Any]) -> bool:
+        """Whether its time is over, where it last said that."""
+        limit = max(self.timeout_s, SLOWEST * self._longest)
+        if self.patient or said.get("patience", True):
+            limit *= PATIENCE
+        return self.idle >= limit
+
+
 class Watch:
     """Over the workers of one attempt.
 
@@ -59,16 +92,14 @@ class Watch:
         folder: the attempt's.
         pids: process ids, by rank.
         timeout_s: without progress; 0 watches nobody.
-        patient: whether all phases may take `PATIENCE` times as long, as where code is compiled.
+        patient: as for `Progress`.
     """
 
     def __init__(self, folder: Path, pids: Mapping[int, int], timeout_s: float, *, patient: bool) -> None:
-        self.folder, self.pids, self.timeout_s, self.patient = folder, pids, timeout_s, patient
+        self.folder, self.pids, self.timeout_s = folder, pids, timeout_s
         self.every_s = min(LOOK_S, timeout_s / 8) if timeout_s else None
-        self._idle = dict.fromkeys(pids, 0.0)
+        self._progress = {rank: Progress(timeout_s, patient=patient) for rank in pids}
         self._stopped = dict.fromkeys(pids, 0.0)
-        self._longest = dict.fromkeys(pids, 0.0)
-        self._before: dict[int, dict[str, Any]] = {}  # what each said last
         self._looked = time.monotonic()
 
     def look(self, here: set[int]) -> Stuck | None:
@@ -81,35 +112,23 @@ class Watch:
         suspects: list[Stuck] = []
         waiting: list[Stuck] = []
         for rank in sorted(here):
-            self._count(rank, said[rank], passed)
-            phase = said[rank].get("phase", "starting")
+            progress, phase = self._progress[rank], said[rank].get("phase", "starting")
+            progress.count(said[rank], said[rank].get("marks"), passed)
+            self._stopped[rank] = self._stopped[rank] + passed if is_stopped(self.pids[rank]) else 0.0
             if self._stopped[rank] >= self.timeout_s:
                 return Stuck(rank, True, self._stopped[rank], phase)
-            limit = max(self.timeout_s, SLOWEST * self._longest[rank])
-            if self.patient or said[rank].get("patience", True):
-                limit *= PATIENCE
-            if self._idle[rank] >= limit:
-                (waiting if phase == COMMUNICATION else suspects).append(Stuck(rank, False, self._idle[rank], phase))
+            if progress.is_over(said[rank]):
+                (waiting if phase == COMMUNICATION else suspects).append(Stuck(rank, False, progress.idle, phase))
         if suspects:
             return suspects[0]
         # All wait for each other: no one is to blame, and none will go on.
         return waiting[0] if waiting and len(waiting) == len(here) == len(self.pids) else None
 
-    def _count(self, rank: int, said: dict[str, Any], passed: float) -> None:
-        self._stopped[rank] = self._stopped[rank] + passed if _is_stopped(self.pids[rank]) else 0.0
-        before = self._before.get(rank, {})
-        if said.get("marks") == before.get("marks"):
-            self._idle[rank] += passed
-            return
-        if before.get("phase", PATIENT[0]) not in (COMMUNICATION, *PATIENT):
-            self._longest[rank] = max(self._longest[rank], self._idle[rank])
-        self._before[rank], self._idle[rank] = said, 0.0
-
     def keep_stacks(self, here: set[int]) -> None:
         """Asks every worker for its stack, which becomes rank-R.stack; of a stopped one that says why it is empty."""
         streams = {rank: self.folder / f"rank-{rank}.err" for rank in here}
         before = {rank: _size(path) for rank, path in streams.items()}
-        asked = {rank for rank in here if not _is_stopped(self.pids[rank])}
+        asked = {rank for rank in here if not is_stopped(self.pids[rank])}
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], STACK_SIGNAL)
@@ -127,7 +146,8 @@ class Watch:
                 (self.folder / f"rank-{rank}.stack").write_bytes(text or f"no stack of rank {rank}: {none}\n".encode())
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped by a signal or a debugger."""
     import psutil
 
     try:

@@ -87,8 +87,13 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, patience_s:
 
 
 @contextmanager
-def page(width: int = 1300, height: int = 1500, dark: bool = False) -> Iterator[Page]:
-    """A page of a fresh headless browser."""
+def page(width: int = 1300, height: int = 1500, *, dark: bool = False, zoom: float = 1.0) -> Iterator[Page]:
+    """A page of a fresh headless browser.
+
+    Args:
+        width, height: of the window, in pixels of the screen.
+        zoom: the browser's own: at 2 the page has half as many pixels, each twice as large.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -97,7 +102,9 @@ def page(width: int = 1300, height: int = 1500, dark: bool = False) -> Iterator[
         )
         try:
             yield browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+                viewport={"width": int(width / zoom), "height": int(height / zoom)},
+                device_scale_factor=zoom,
+                color_scheme="dark" if dark else "light",
             )
         finally:
             browser.close()

@@ -31,8 +31,8 @@ LAB = "from gptlab.lab import Lab\nlab = Lab(n_layer=1, n_head=1, n_embd=32, max
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with two runs that ended."""
-    folder = tmp_path / "lab" / "runs"
+    """A folder with two runs that ended, beside the notebook."""
+    folder = tmp_path / "lab" / "notebooks" / "runs"
     folder.mkdir(parents=True)
     for name, rows in (("early", 20), ("late", 40)):
         made_run(folder, name, rows=rows)
@@ -102,8 +102,11 @@ def test_a_reload_and_a_restart_in_the_middle_of_a_run(
 
 
 @pytest.mark.slow
-def test_sort_sample_and_look_in_dark_and_narrow(tmp_path: Path, runs: Path, trainer: subprocess.Popen[bytes]) -> None:
-    """Headings and rows answer a click, a run writes while it trains, and nothing hangs over in 900 pixels of dark."""
+def test_sort_sample_report_and_look_in_dark_and_narrow(
+    tmp_path: Path, runs: Path, trainer: subprocess.Popen[bytes]
+) -> None:
+    """Headings and rows answer a click, a run writes while it trains, the report opens, and nothing hangs over in 900
+    pixels of dark."""
     folder = tmp_path / "lab"
     with jupyter.jupyterlab(folder, GPTLAB_RUNS=str(runs)) as address, jupyter.page(width=900) as page:
         page.set_default_timeout(PATIENCE_MS)
@@ -122,6 +125,13 @@ def test_sort_sample_and_look_in_dark_and_narrow(tmp_path: Path, runs: Path, tra
         page.locator(".gptlab-sample-box .gptlab-sample").first.click()
         page.wait_for_selector(".gptlab-sample-box >> text=/characters from step/")
         assert len(page.locator(".gptlab-text").first.inner_text()) > 20
+
+        page.locator(".gptlab-fold >> text=stop, resume, compare").first.click()
+        page.locator(".gptlab-view-report").first.click()
+        link = page.locator(".gptlab-report-link a").first
+        link.wait_for()
+        report = page.request.get(link.evaluate("e => e.href"))
+        assert report.ok and "What sets them apart" in report.text(), "the link leads to the page"
         lab = page.locator(".gptlab-lab").first
         over = lab.evaluate("e => e.scrollWidth - e.clientWidth")
         assert over <= 1, f"{over} pixels hang over"

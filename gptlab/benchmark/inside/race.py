@@ -86,8 +86,9 @@ def race_generation(cell: Cell, ours: Way, theirs: Way, device: str, dtype: torc
 
 
 def decode_bytes(cell: Cell, dtype: torch.dtype) -> int:
-    """Bytes that a decode step cannot avoid to read: every weight once (of the embeddings, only the head's), and the
-    keys and values of half the new tokens and of the prompt."""
+    """Bytes that a decode step by itself cannot avoid to read: every weight once (of the embeddings, only the head's),
+    and the keys and values of half the new tokens and of the prompt. Who checks several ids in one reading of the
+    weights (`drafting.py`) may seem to read faster than the memory can."""
     config, width = cell.config, dtype.itemsize
     weights = costs.parameters(config).non_embedding + config.padded_vocab_size * config.n_embd
     seen = cell.prompt + cell.new_tokens // 2

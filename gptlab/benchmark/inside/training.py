@@ -83,12 +83,8 @@ def weights_of(config: TrainConfig) -> dict[str, Tensor]:
 
 def transformers_model(config: GPTConfig, state: dict[str, Tensor]) -> nn.Module:
     """transformers' GPT-2 of a shape, with a GPT's weights."""
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError(
-            "transformers is not installed: `pip install gptlab[test]` brings it, or race plain or nocache."
-        ) from None
+    import transformers
+
     plain_shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     if GPTConfig(**plain_shape, dropout=config.dropout) != config.shape():
         raise ConfigError("transformers' GPT-2 has none of the switches that this config has on: leave them off.")

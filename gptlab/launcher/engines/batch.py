@@ -24,7 +24,7 @@ from gptlab.joining import ATTEMPT
 from gptlab.launcher.engines import ending, queue, settings
 from gptlab.launcher.verdict import Failure, reason_to_end
 from gptlab.recording import Claim, RunWriter
-from gptlab.runs import Run
+from gptlab.runs import QUEUED, Run
 
 _LOST = re.compile(r"tasks? ([\d,-]+): (.*)")
 """What srun says of tasks that it has lost, as in `srun: error: n1: task 1: Killed`."""
@@ -59,11 +59,15 @@ class Batch:
         if not self._stop.exists():
             self._stop.write_text(OURS)
 
-    def work(self, *, requeued: bool) -> int:
-        """The job's whole work; returns its exit code."""
+    def work(self, *, queued: bool) -> int:
+        """The job's whole work; returns its exit code.
+
+        Args:
+            queued: whether a stop that lies there was asked for while this job waited for its turn.
+        """
         with self.claim:
             failures: list[Failure] = []
-            keep_stop = requeued and not (self._stop.exists() and self._stop.read_text() == OURS)
+            keep_stop = queued and not (self._stop.exists() and self._stop.read_text() == OURS)
             while True:
                 attempt = self.claim.new_attempt(keep_stop=keep_stop)
                 keep_stop = True
@@ -150,7 +154,8 @@ def main(argv: list[str]) -> int:
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    return batch.work(requeued=os.environ.get("SLURM_RESTART_COUNT", "0") != "0")
+    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    return batch.work(queued=requeued or batch.run.state == QUEUED)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ def missing(python: str) -> str | None:
         return f"dlrover_python {python} cannot be started ({error.strerror}): name another interpreter."
     if not found:
         return (
-            f"{python} has no DLRover: install gptlab[dlrover] in an environment of its own, and name its interpreter."
+            f"{python} has no DLRover: pip install 'gptlab[dlrover]' in an environment of its own, and name its "
+            "interpreter."
         )
     if shutil.which("unshare") is None:
         return "There is no unshare on this machine, which keeps DLRover from other processes: install util-linux."
@@ -104,7 +105,7 @@ def main(run: Path, python: str, restarts: int) -> int:
     from gptlab.runs import Run
 
     # What DLRover leaves in shared memory goes with this mount.
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)  # noqa: S108 - no file is made in it
     opened = Run(run)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

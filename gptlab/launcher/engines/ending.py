@@ -29,7 +29,10 @@ def failure_of(run: Run, folder: Path, *, otherwise: str = "a worker was lost") 
     error = read_json(folder / "error.json")
     if error is not None and not ECHO.search(error["message"]):
         at = step if error["step"] is None else error["step"]
-        return Failure(error["rank"], at, error["type"], error["message"], newest, traceback=error["traceback"])
+        return Failure(
+            error["rank"], at, error["type"], error["message"], newest, by_signal=error["type"] == "WorkerStopped",
+            traceback=error["traceback"],
+        )  # fmt: skip
     after = "before its first step" if step is None else f"after step {step}"
     return Failure(None, step, "WorkerKilled", f"{otherwise} {after}", newest, by_signal=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 from gptlab.config import ConfigError
 from gptlab.launcher.engines import queue, settings
 from gptlab.launcher.handle import Handle
-from gptlab.runs import Run, read_json, write_json
+from gptlab.runs import Run
 
 LOG = "engine.log"
 """In the run directory: what torchrun, DLRover or SLURM has to say."""
@@ -112,14 +112,16 @@ class JobHandle(EngineHandle):
             self.kill()
 
     def kill(self) -> None:
-        """Ends the job now."""
+        """Ends the job now, or takes it from the queue."""
         queue.cancel(self.job)
-        status = read_json(self.run.path / "status.json") or {}
-        if status.get("state") == "queued":
-            with contextlib.suppress(OSError):
-                write_json(
-                    self.run.path / "status.json", status | {"state": "stopped", "message": "taken from the queue"}
-                )
+        with contextlib.suppress(OSError):
+            queue.leave(self.run, "taken from SLURM's queue")
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """As for every run; one that was still queued when its job went is stopped."""
+        found = super().wait(timeout)
+        queue.leave(self.run, "SLURM ended its job before it began")
+        return found
 
 
 def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *, alone: bool) -> AgentHandle:

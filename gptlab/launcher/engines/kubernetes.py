@@ -240,7 +240,7 @@ class Kubernetes:
         return [
             {"name": "runs", "mountPath": self.mount},
             {"name": "config", "mountPath": CONFIG, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount of the pod's own
         ]
 
     def _volumes(self, called: str) -> list[dict[str, Any]]:

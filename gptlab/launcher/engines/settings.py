@@ -36,7 +36,8 @@ class Engine(Protocol):
     """Starts a run that was made, in processes of its own kind."""
 
     @property
-    def nodes(self) -> str: ...
+    def nodes(self) -> str:
+        """How many take part, as `node_range` reads it."""
 
     def check(self, config: TrainConfig) -> None:
         """Refuses what cannot work, before anything is made."""

@@ -74,6 +74,10 @@ class Slurm:
         """Refuses a world that the batch cannot employ."""
         settings.check_world(config, int(self.nodes))
 
+    def check_folder(self, runs_dir: Path) -> None:
+        """Refuses a folder that a script cannot name."""
+        _directive(f"--output={runs_dir}")
+
     def settle(self, config: TrainConfig) -> TrainConfig:
         """The config with the threads that a process's cores give it: SLURM binds it to them."""
         return config if config.threads else config.replace(threads=self.cpus)
@@ -125,7 +129,7 @@ class Slurm:
         from gptlab.launcher.engines.handles import JobHandle
 
         attempts = run.attempts()
-        job = queue.submit(self._write(run))
+        job = queue.submit_runs([run], self._write(run), array=False)
         return JobHandle(run, int(attempts[-1].name) + 1 if attempts else 1, job)
 
     def start_array(self, runs: Sequence[Run], script: Path, log: Path, at_once: int) -> str:
@@ -145,7 +149,7 @@ class Slurm:
         cwd = Path(runs[0].info.get("cwd") or os.getcwd())
         name = script.name.partition(".")[0]
         script.write_text(self.script(name, sizes[0], [run.path for run in runs], cwd, log, at_once))
-        return queue.submit(script)
+        return queue.submit_runs(runs, script, array=True)
 
     def _write(self, run: Run) -> Path:
         path = run.path / SCRIPT
@@ -188,4 +192,6 @@ def _directive(option: str) -> str:
     if re.fullmatch(r"[\w@%+=:,./-]+", option):
         return option
     name, _, value = option.partition("=")
+    if len(value.splitlines()) > 1:
+        raise ConfigError(f"{value!r} has a line break, which ends an #SBATCH line: choose another --runs-dir.")
     return f'{name}="' + re.sub(r'(["\\])', r"\\\1", value) + '"'

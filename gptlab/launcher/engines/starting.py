@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from gptlab import joining
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.launcher.engines import Engine, Slurm, Torchrun
+from gptlab.launcher.engines import Engine, Slurm, Torchrun, queue
 from gptlab.recording import create_run
-from gptlab.runs import Run, default_runs_dir, is_locked, write_json
+from gptlab.runs import PLANNED, Run, default_runs_dir, is_locked, write_json
 
 if TYPE_CHECKING:
     from gptlab.launcher.handle import Handle
@@ -36,18 +36,19 @@ def prepare(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[s
     from gptlab.launcher import check
 
     cwd = Path.cwd()
+    base = (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute()
     engine.check(config)
     if isinstance(engine, Slurm):  # its nodes are not this machine: of this one only the file system counts
+        engine.check_folder(base)
         config = engine.settle(config)
         check_text(config, cwd)
     else:
         check(config, cwd)
     initial.check(config, cwd)
-    base = (Path(runs_dir) if runs_dir is not None else default_runs_dir()).absolute()
     if name is not None and isinstance(engine, Torchrun) and engine.joins and (base / name).is_dir():
         return _join(base / name, config)
     run = create_run(config, name, base, cwd=str(cwd))
-    write_json(run.path / "status.json", {"state": "queued", "attempt": 0, "updated": time.time(), "pids": []})
+    write_json(run.path / "status.json", {"state": PLANNED, "attempt": 0, "updated": time.time(), "pids": []})
     return run
 
 
@@ -60,9 +61,10 @@ def resume(name: str, runs_dir: str | os.PathLike[str] | None, engine: Engine) -
     """Has an engine go on with a run from its newest good checkpoint.
 
     Raises:
-        ConfigError: a run that does not exist, is finished, or is being trained and cannot be joined.
+        ConfigError: a run that does not exist, is finished, is queued, or is being trained and cannot be joined.
     """
     run = Run(Run.open(name, runs_dir).path.absolute())
+    queue.check_not_queued(run)
     joins = isinstance(engine, Torchrun) and engine.joins
     if is_locked(run.path) and not joins:
         raise ConfigError(f"The run {run.name!r} is being trained by another process: wait for it, or stop it.")

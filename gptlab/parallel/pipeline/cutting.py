@@ -8,6 +8,7 @@ where the model is cut (`cuts.py`), models that are not ours.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Self
 
@@ -111,7 +112,7 @@ class Part(nn.Module):
     """The stages that a process holds, as one module whose parameters are named as in the whole model.
 
     Args:
-        stages: by number, rising. An embedding that is the head too is one module to both of them.
+        stages: by number, rising. An embedding that is the head too is one module to both of them, or has a twin.
     """
 
     stages: dict[int, Stage] | dict[int, ScoredStage]
@@ -121,7 +122,7 @@ class Part(nn.Module):
         self.stages = stages
         for stage in stages.values():
             for name, module in stage.named_children():
-                if name != "h":
+                if name != "h" and name not in self._modules:
                     self.add_module(name, module)
         self.h = nn.ModuleDict({str(layer): block for stage in stages.values() for layer, block in stage.blocks()})
 
@@ -146,7 +147,7 @@ class ScoredPart(Part):
 
 def make_part(
     config: GPTConfig, numbers: dict[int, range], count: int, *, attention: Attention, dtype: str, in_chunks: bool,
-    labels: Labels | None = None,
+    labels: Labels | None = None, twins: bool = False,
 ) -> Part:  # fmt: skip
     """A process's stages on the meta device, cut from a model that never takes memory.
 
@@ -154,6 +155,7 @@ def make_part(
         numbers: the stages by number, each with its blocks.
         count: stages of the whole pipeline.
         labels: of a classifier.
+        twins: whether an embedding that is the head too is a module of its own in either stage.
     """
     with torch.device("meta"):
         classifier = None if labels is None else SequenceClassifier(
@@ -167,6 +169,8 @@ def make_part(
         )
         for number in sorted(numbers)
     }  # fmt: skip
+    if twins and {0, count - 1} <= set(stages) and whole.lm_head is None and classifier is None:
+        stages[count - 1].wte = copy.deepcopy(whole.wte)
     if classifier is None:
         return Part(stages)
     return ScoredPart({n: ScoredStage(stage, classifier.score, classifier.pad_id) for n, stage in stages.items()})

@@ -100,6 +100,8 @@ class Rows:
     """A `Holding` of some rows of each matrix: `pp+fsdp`.
 
     torch's schedules gather a stage's rows before they use it, and add up gradients of micro-batches before they leave.
+    Each stage is gathered for itself, so an embedding at both ends of a V is there twice: the twins' gradients are
+    summed, one of them is the optimizer's, and the other is a copy of it.
 
     Args:
         part: on the meta device.
@@ -113,7 +115,12 @@ class Rows:
             Shards(stage, mesh, work.world.device, work.dtype, regather=False)  # once a pass, by its schedule
             for stage in part.stages.values()
         ]
-        self._of = {name: shards for shards in self.shards for name in shards.parameters}
+        self._of: dict[str, Shards] = {}
+        self._twins: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for shards in self.shards:
+            for name, p in shards.parameters.items():
+                if self._of.setdefault(name, shards) is not shards:
+                    self._twins.append((self._of[name].parameters[name], p))
         self.parameters = {name: shards.parameters[name] for name, shards in self._of.items()}
 
     def zero_grad(self) -> None:
@@ -125,6 +132,9 @@ class Rows:
         """Takes over the gradients, which the schedule's last action has summed over the replicas."""
         for shards in self.shards:
             shards.collect_gradients()
+        for first, last in self._twins:
+            assert first.grad is not None and last.grad is not None
+            first.grad += last.grad
 
     def squares(self, without: str | None) -> float:
         """Sum of squares over all processes, which have different rows."""
@@ -139,6 +149,13 @@ class Rows:
         for name, value in weights:
             if name in self.parameters:
                 self.parameters[name].copy_(self.take(value))
+        self.moved()
+
+    @torch.no_grad()
+    def moved(self) -> None:
+        """The optimizer, which knows the first of two twins, has made a step: the other follows."""
+        for first, last in self._twins:
+            last.copy_(first)
 
     def take(self, whole: Tensor) -> Tensor:
         """This process's rows."""

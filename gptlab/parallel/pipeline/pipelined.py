@@ -68,11 +68,13 @@ class Pipelined:
         self.held: Holding
         if sharded:
             assert isinstance(self.part, Part), "rows are of our own model"
-            self.held = Rows(self.part, work)
+            rows = self.held = Rows(self.part, work)
         else:
             self.held = Copies(self.part, world)
         self.held.set(self._first_weights())
         self.optimizer = optimizer_of(self.held.parameters, config)
+        if sharded:
+            self.optimizer.register_step_post_hook(lambda *_: rows.moved())
         self.collective_score = sharded
         self.tie = self._tie()
         self.stages = self._torch_stages()
@@ -90,7 +92,7 @@ class Pipelined:
         return make_part(
             self.work.config, {stage: self.layers[stage] for stage in self.numbers}, self.place.stages,
             attention=attention, dtype=self.work.dtype, in_chunks=not SCHEDULES[self.name].splits,
-            labels=self.work.labels,
+            labels=self.work.labels, twins=self.work.config.strategy == "pp+fsdp",
         )  # fmt: skip
 
     def _first_weights(self) -> Iterable[tuple[str, Tensor]]:

@@ -4,7 +4,8 @@ Each copy gets a part of the gradient, and both must become the whole one. They 
 of two numbers is the same in either order, so the gradients are equal bit for bit, and with the same optimizer so are
 the weights, for good.
 
-Left out on purpose: a process that holds both ends (V-shaped schedules), where the embedding is one module.
+Left out on purpose: a process that holds both ends (V-shaped schedules), where the embedding is one module, or two in
+`holding.Rows`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A report: runs as one HTML file that needs nothing else, to be kept or sent.
 
     $ gptlab report first second --out report.html
-    >>> from gptlab import report
-    >>> report.write([gptlab.Run("runs/first")], Path("report.html"))
+    >>> from gptlab.lab import report
+    >>> report.write([gptlab.Run("runs/first")], "report.html")
 
 Curves by steps and by FLOPs, the table of runs, the law through them where there are runs enough to fit one, what sets
 their configs apart, and for each run its config, what each `auto` became, device, text and versions. The figures are
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,12 +50,13 @@ summary {{cursor: pointer; font-weight: 600}} .wide {{overflow-x: auto}}
 """
 
 
-def write(runs: Sequence[Run], path: Path, *, title: str = "") -> Path:
+def write(runs: Sequence[Run], path: str | os.PathLike[str], *, title: str = "") -> Path:
     """Writes the page, whole or not at all; gives its path.
 
     Raises:
         ConfigError: no runs, or a folder that cannot be written.
     """
+    path = Path(path)
     check_output(path, "--out")
     text = page(runs, title=title)
     try:
@@ -78,9 +80,9 @@ def page(runs: Sequence[Run], *, title: str = "") -> str:
     said = figures.describe(series)
     colours = {run.name: index for index, run in enumerate(drawn)}
     parts = [f"<p>The curves are those of the first {len(drawn)} runs.</p>" if len(drawn) < len(runs) else ""]
-    parts.append("<h2>Curves by optimizer steps</h2>" + figures.svg(figures.draw(series, legend=False), said))
+    parts.append("<h2>Curves by optimizer steps</h2>" + figures.page(figures.draw(series, legend=False), said))
     parts.append(
-        "<h2>Loss and speed by compute</h2>" + figures.svg(figures.draw(series, x="flops", legend=False), said)
+        "<h2>Loss and speed by compute</h2>" + figures.page(figures.draw(series, x="flops", legend=False), said)
     )
     parts.append("<h2>Runs</h2>" + tables.table(rows, colours, names=True))
     parts.append(_law(runs))
