@@ -8,12 +8,13 @@ Left out on purpose: what makes an attempt end (`launcher/`).
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptlab.jsonfile import read_json
+from gptlab.records import read_record
 
 LINES = 12
 """Last lines of a traceback or a stack that are told; the files have the rest."""
@@ -32,12 +33,12 @@ def attempts_table(
     rows: list[dict[str, Any]] = []
     for folder in folders:
         number = int(folder.name)
-        ranks = [read_json(path) or {} for path in sorted(folder.glob("rank-*.json"))]
+        ranks = [read_record(path) or {} for path in sorted(folder.glob("rank-*.json"))]
         main = next((rank for rank in ranks if rank.get("rank") == 0), {})
-        error = read_json(folder / "error.json") or {}
+        error = read_record(folder / "error.json") or {}
         first, last = spans.get(number, (None, None))
         lasts = active and folder is folders[-1]
-        begun = (read_json(folder / "attempt.json") or {}).get("began", main.get("began"))
+        begun = (read_record(folder / "attempt.json") or {}).get("began", main.get("began"))
         first_step, before = main.get("first_step"), rows[-1]["ended"] if rows else None
         rows.append(
             {
@@ -57,7 +58,7 @@ def attempts_table(
 
 def _ended(folder: Path, error: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> float | None:
     """When an attempt ended: by its error, its pause, or the last heartbeat that it left."""
-    paused = read_json(folder / "paused.json") or {}
+    paused = read_record(folder / "paused.json") or {}
     beats = [rank["time"] for rank in ranks if "time" in rank]
     return error.get("time") or paused.get("time") or (max(beats) if beats else None)
 
@@ -88,7 +89,7 @@ def why(
     ]  # fmt: skip
     lines += passed
     if state in ("failed", "lost", "stopped"):
-        lines.append(f"to go on from its newest good checkpoint: gptlab train --resume {name}")
+        lines.append(f"to go on from its newest good checkpoint: gptlab train --resume {shlex.quote(name)}")
     return lines
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError
-from gptlab.flags import Parser, field_value
+from gptlab.flags import Parser, field_value, real, whole
+from gptlab.given import check_output
+from gptlab.jsonfile import replacing
 from gptlab.wording import print_table, table, write
 
 _FIELDS = ("block_size", "micro_batch_size", "dtype", "compile", "threads", "device", "attention", "nproc", "strategy")
@@ -45,17 +47,40 @@ def add_flags(parser: Parser) -> None:
     add("--force", action="store_true", help="race what is not right, too")
     add("--collect-outputs", nargs="?", const="outputs", metavar="FOLDER",
         help="keep the tensors that were compared [outputs]")  # fmt: skip
-    add("--pairs", type=int, default=30, metavar="N", help="most timed turns of each side [30, fewer once tight]")
-    add("--budget", type=float, default=30.0, metavar="S", help="seconds of timed turns after which a race ends [30]")
-    add("--limit", type=float, default=600.0, metavar="S", help="seconds that each process of a cell may take [600]")
+    add(
+        "--pairs",
+        type=whole(1, 10**6),
+        default=30,
+        metavar="N",
+        help="most timed turns of each side [30, fewer once tight]",
+    )
+    add(
+        "--budget",
+        type=real(0, 1e6),
+        default=30.0,
+        metavar="S",
+        help="seconds of timed turns after which a race ends [30]",
+    )
+    add(
+        "--limit",
+        type=real(1, 1e6),
+        default=600.0,
+        metavar="S",
+        help="seconds that each process of a cell may take [600]",
+    )
     add("--micro-batch-size", metavar="N", help="sequences of a forward pass, of both [what fits]")
     add("--compile", metavar="off|model|step", help="of gptlab's side, where no backend is named [the model's]")
     add("--threads", metavar="N", help="CPU threads a process [the cores over the processes]")
     add("--device", metavar="auto|cpu|cuda|mps", help="where to compute [auto]")
-    add("--new-tokens", type=int, metavar="N", help="tokens that generate adds [128, or what the context leaves]")
-    add("--prompt-tokens", type=int, metavar="N", help="tokens of each prompt [16]")
+    add(
+        "--new-tokens",
+        type=whole(1, 10**6),
+        metavar="N",
+        help="tokens that generate adds [128, or what the context leaves]",
+    )
+    add("--prompt-tokens", type=whole(1, 10**6), metavar="N", help="tokens of each prompt [16]")
     add("--tune", action="store_true", help="tune gptlab's side first")
-    add("--tune-budget", type=float, metavar="S", help="seconds to measure for [60 up to 10m, 600 at gpt2]")
+    add("--tune-budget", type=real(1, 1e6), metavar="S", help="seconds to measure for [60 up to 10m, 600 at gpt2]")
     add("--memory", action=argparse.BooleanOptionalAction, default=True,
         help="measure peak memory, in a process for each side [yes]")  # fmt: skip
     add("--output", action="append", metavar="FILE", help="write rows to FILE.csv, or FILE.jsonl; may be repeated")
@@ -80,14 +105,13 @@ def bench(arguments: argparse.Namespace) -> int:
         print(line, file=sys.stderr, flush=True)
 
     outputs = [Path(name) for name in arguments.output or ()]
-    if wrong := [path for path in outputs if path.suffix not in (".csv", ".jsonl")]:
-        raise ConfigError(f"--output {wrong[0]} has an unknown ending: use .csv or .jsonl.")
-    old = None
-    if arguments.baseline:
-        try:
-            old = read_csv(Path(arguments.baseline))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--baseline {arguments.baseline} cannot be read: {error}.") from None
+    for path in outputs:
+        check_output(path, "--output", endings=(".csv", ".jsonl"), makes_folder=True)
+    if arguments.plot:
+        check_output(Path(arguments.plot), "--plot", endings=(".png", ".svg", ".pdf"), makes_folder=True)
+    if arguments.collect_outputs:
+        check_output(Path(arguments.collect_outputs, "tensors"), "--collect-outputs", makes_folder=True)
+    old = read_csv(Path(arguments.baseline)) if arguments.baseline else None
     asked = translate(vars(arguments), arguments.kind, arguments.model)
     if arguments.inductor and not arguments.backend:
         arguments.backend = ["inductor"]
@@ -114,7 +138,8 @@ def bench(arguments: argparse.Namespace) -> int:
                     write_csv(path, rows)
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text("".join(json_line(one) + "\n" for one in rows))
+                    with replacing(path) as beside:
+                        beside.write_text("".join(json_line(one) + "\n" for one in rows))
     if arguments.plot:
         from gptlab.benchmark.picture import draw
 

@@ -25,8 +25,6 @@ Left out on purpose: when to save (`training.py`), and saving while training goe
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import os
 import shutil
@@ -42,13 +40,11 @@ from torch import Tensor, nn
 from gptlab import huggingface
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.heads import SequenceClassifier
+from gptlab.manifest import FORMAT, MANIFEST, MODEL, OPTIMIZER, STATE, sha256
+from gptlab.manifest import fault as fault
 from gptlab.model import GPT
-from gptlab.runs import read_json, write_json
+from gptlab.runs import Run, read_json, write_json
 from gptlab.tokenizer import from_meta
-
-FORMAT = 1
-"""Version of the layout, in state.json."""
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
 class CheckpointError(RuntimeError):
@@ -125,7 +121,7 @@ def _fill(beside: Path, files: Mapping[str, Mapping[str, Tensor]], state: dict[s
     for name, named in files.items():
         save_file({key: value.contiguous() for key, value in named.items()}, beside / name)
     write_json(beside / STATE, state)
-    entries = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(beside.iterdir())}
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(beside.iterdir())}
     write_json(beside / MANIFEST, {"format": FORMAT, "files": entries})
     for path in beside.iterdir():
         _fsync(path)
@@ -184,32 +180,6 @@ def best(folder: Path, say: Callable[[str], None] = lambda _: None) -> Path | No
     return None
 
 
-def fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if its manifest holds."""
-    manifest = None if (checkpoint / MANIFEST).is_symlink() else read_json(checkpoint / MANIFEST)
-    if manifest is None:
-        return f"{MANIFEST} is missing or unreadable"
-    if manifest.get("format") != FORMAT:
-        return f"its format is {manifest.get('format')!r}, not {FORMAT}"
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
-        return f"{MANIFEST} lists no files"
-    for name, entry in files.items():
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            return f"{MANIFEST} names {name!r}, which is no file of its folder"
-        path = checkpoint / name
-        if path.is_symlink():
-            return f"{name} is a link"
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry.get("bytes"):
-            return f"{name} has {path.stat().st_size} bytes, not {entry.get('bytes')}"
-        if _sha256(path) != entry.get("sha256"):
-            return f"{name} does not have its checksum"
-    missing = {MODEL, OPTIMIZER, STATE} - set(files)
-    return f"{min(missing)} is not in its manifest" if missing else None
-
-
 def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that can be trusted; None where none was ever written.
 
@@ -231,6 +201,25 @@ def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
+def newest_of(run: Run, say: Callable[[str], None] = lambda _: None) -> Path:
+    """The newest checkpoint of a run that can be trusted, for who wants to use its model.
+
+    Args:
+        say: is told of each one that is passed over, and why.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        newest = newest_good(run.path / "checkpoints", say)
+    except CheckpointError as error:
+        said = str(error)
+        raise ConfigError(f"{said[0].upper()}{said[1:]}: bring one back, or choose another run.") from None
+    if newest is None:
+        raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
+    return newest
+
+
 def read(
     checkpoint: Path, shapes: Mapping[str, torch.Size], device: torch.device
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -249,7 +238,7 @@ def read(
     wanted = {name: shapes[owners[name]] for name in moments if owners[name] in shapes}
     # A count of steps has no dimensions; the rest has its parameter's.
     _check_shapes(checkpoint, wanted, {name: value for name, value in moments.items() if value.dim()}, some=True)
-    return {MODEL: weights, OPTIMIZER: moments}, json.loads((checkpoint / STATE).read_text())
+    return {MODEL: weights, OPTIMIZER: moments}, read_json(checkpoint / STATE) or {}
 
 
 def load_tensors(files: Mapping[str, Mapping[str, Tensor]], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -320,8 +309,10 @@ def load_any(
             weights = huggingface.ours(weights, GPTConfig.from_dict(state["model"]))
         _check_shapes(folder, {name: value.shape for name, value in model.state_dict().items()}, weights)
         model.load_state_dict(weights, assign=True)
-    except (KeyError, OSError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"The checkpoint {folder} does not hold the model that it names ({error}).") from None
+    except (AttributeError, KeyError, OSError, RuntimeError, SafetensorError, TypeError) as error:
+        raise ConfigError(
+            f"The checkpoint {folder} does not hold the model that it names ({error}): choose another one."
+        ) from None
     return model.eval(), state
 
 
@@ -331,11 +322,6 @@ def _empty(state: dict[str, Any]) -> GPT | SequenceClassifier:
     if names := state.get("classes"):
         return SequenceClassifier(config, len(names), pad_id=from_meta(state["tokenizer"]).eot)
     return GPT(config)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -10,13 +10,15 @@ sentence and exit code 2. Left out on purpose: what the subcommands do (`command
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from gptlab.config import ConfigError, did_you_mean
 from gptlab.engineflags import add_engine
-from gptlab.flags import Parser, add_fields
+from gptlab.flags import Parser, add_fields, real, whole
 
 
 def _place(parser: Parser, *, name: str | None = None) -> None:
@@ -41,7 +43,7 @@ def _train(parser: Parser) -> None:
 
 def _budget(parser: Parser) -> None:
     parser.add_argument(
-        "--tune-budget", type=float, metavar="S", help="seconds to measure for [60 up to 10m, 600 at gpt2]"
+        "--tune-budget", type=real(1, 1e6), metavar="S", help="seconds to measure for [60 up to 10m, 600 at gpt2]"
     )
 
 
@@ -58,29 +60,39 @@ def _sample(parser: Parser) -> None:
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT", help="what to go on from; given several times, all are continued"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="the most tokens to add [200]")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="X", help="0 takes the most likely token [0.8]"
+        "--max-new-tokens", type=whole(1, 10**9), default=200, metavar="N", help="the most tokens to add [200]"
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N most likely; 0 from all [0]")
+    parser.add_argument(
+        "--temperature", type=real(0, 1e6), default=0.8, metavar="X", help="0 takes the most likely token [0.8]"
+    )
+    parser.add_argument(
+        "--top-k", type=whole(0, 10**7), default=0, metavar="N", help="draw from the N most likely; 0 from all [0]"
+    )
     parser.add_argument(
         "--top-p",
-        type=float,
+        type=real(0, 1),
         default=1.0,
         metavar="X",
         help="draw from the likeliest that together have this share [1]",
     )
     parser.add_argument(
         "--repetition-penalty",
-        type=float,
+        type=real(0.01, 100),
         default=1.0,
         metavar="X",
         help="above 1 avoids what the text has already [1]",
     )
     parser.add_argument(
-        "--stop-id", type=int, action="append", metavar="N", help="id that ends a text; several may [the end of text]"
+        "--stop-id",
+        type=whole(0, 10**7),
+        action="append",
+        metavar="N",
+        help="id that ends a text; several may [the end of text]",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed draws the same text [0]")
+    parser.add_argument(
+        "--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="the same seed draws the same text [0]"
+    )
     parser.add_argument("--no-cache", action="store_true", help="compute the whole window for each token, slowly")
     parser.add_argument("--dtype", default="float32", metavar="float32|bfloat16", help="of the weights [float32]")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="where to compute [auto]")
@@ -96,20 +108,32 @@ def _eval(parser: Parser) -> None:
 
 def _sweep(parser: Parser) -> None:
     _place(parser, name="the sweep's name; started again under it, a sweep goes on")
-    parser.add_argument("--at-once", type=int, metavar="N", help="runs that train at the same time [1, with SLURM all]")
     parser.add_argument(
-        "--depth", type=int, nargs="+", metavar="N", help="one dial: sets shape, batch, learning rate and steps"
+        "--at-once", type=whole(1, 4096), metavar="N", help="runs that train at the same time [1, with SLURM all]"
+    )
+    parser.add_argument(
+        "--depth",
+        type=whole(1, 1000),
+        nargs="+",
+        metavar="N",
+        help="one dial: sets shape, batch, learning rate and steps",
     )
     parser.add_argument(
         "--isoflops",
-        type=float,
+        type=real(1, 1e27),
         nargs="+",
         metavar="C",
         help="compute budgets: each shape trains on D = C / 6 N tokens",
     )
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds of each cell, from --seed on [1]")
     parser.add_argument(
-        "--halving", type=int, default=0, metavar="N", help="stop early all but the best of N cells, rung by rung [off]"
+        "--seeds", type=whole(1, 10_000), default=1, metavar="N", help="seeds of each cell, from --seed on [1]"
+    )
+    parser.add_argument(
+        "--halving",
+        type=whole(0, 1000),
+        default=0,
+        metavar="N",
+        help="stop early all but the best of N cells, rung by rung [off]",
     )
     add_fields(parser, several=True)
     add_engine(parser)
@@ -125,10 +149,18 @@ def _fit(parser: Parser) -> None:
         "--predict", action="append", metavar="N=X,D=Y", help="predict the loss there; several may be given"
     )
     parser.add_argument(
-        "--hold-back", type=int, default=1, metavar="N", help="largest runs that a second fit has to predict [1]"
+        "--hold-back",
+        type=whole(1, 10_000),
+        default=1,
+        metavar="N",
+        help="largest runs that a second fit has to predict [1]",
     )
-    parser.add_argument("--delta", type=float, default=1e-3, metavar="X", help="Huber's delta in log loss [0.001]")
-    parser.add_argument("--draws", type=int, default=400, metavar="N", help="refits behind the intervals [400]")
+    parser.add_argument(
+        "--delta", type=real(1e-9, 1e3), default=1e-3, metavar="X", help="Huber's delta in log loss [0.001]"
+    )
+    parser.add_argument(
+        "--draws", type=whole(20, 100_000), default=400, metavar="N", help="refits behind the intervals [400]"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -201,9 +233,15 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
 }
 
 
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""What the system says of its own accord: no fault of the program, and a traceback would say less."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 0 done, 1 the run failed, 2 the user's mistake, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and texts need not be what a terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _main(words)
     except ConfigError as error:
@@ -214,6 +252,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `gptlab runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        print(f"The system refuses{where} ({error.strerror}): mend that, and try again.", file=sys.stderr)
+        return 1
 
 
 def _main(words: list[str]) -> int:

@@ -12,6 +12,8 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
+import shlex
 import shutil
 import sys
 import time
@@ -21,6 +23,7 @@ from gptlab.benching import bench as bench
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.flags import config_of, field_value, given_fields
 from gptlab.following import follow, interrupts, progress_bar
+from gptlab.grid import check_count
 from gptlab.mirror import check_installed, mirrored
 from gptlab.runs import Run, list_runs
 from gptlab.studying import export, import_logs, print_spread, sweep_rows
@@ -139,7 +142,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     grid = {name: several for name, several in values.items() if len(several) > 1}
     base = _base(values, arguments.preset)
     what = sweep_rows(arguments, base, grid) or {"n_layer": [base.n_layer]}
-    name = arguments.name or f"sweep-{time.strftime('%m%d-%H%M%S')}"
+    name = arguments.name if arguments.name is not None else f"sweep-{time.strftime('%m%d-%H%M%S')}"
     engine = engineflags.sweep_engine(arguments)
     if engine is not None and arguments.dry_run:
         write(sweeps.array_script(base, what, name, arguments.runs_dir, engine, arguments.at_once or 0))
@@ -168,6 +171,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 def _base(values: dict[str, list[Any]], preset: str | None) -> TrainConfig:
     """The first combination that is a config: the grid changes the rest of it. Without one, the first one's mistake."""
     mistake = None
+    check_count(math.prod(map(len, values.values())))
     for combination in itertools.product(*values.values()):
         try:
             return config_of(dict(zip(values, combination, strict=True)), preset)
@@ -189,11 +193,11 @@ def runs(arguments: argparse.Namespace) -> int:
     if action not in actions:
         raise ConfigError(f"runs cannot {action!r}{did_you_mean(action, actions)}: choose one of {', '.join(actions)}.")
     if action == "list":
-        rows = [_summary(run) for run in list_runs(arguments.runs_dir)]
+        rows = [run.row() for run in list_runs(arguments.runs_dir)]
         if arguments.json:
             write(json.dumps(rows, indent=1))
         elif rows:
-            print_table(list(rows[0]), rows)
+            print_table(list(dict.fromkeys(name for row in rows for name in row)), rows)
         else:
             print("no runs yet: `gptlab train --preset tiny` starts one")
         return 0
@@ -204,37 +208,41 @@ def runs(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"`gptlab runs {action}` needs a run's name: `gptlab runs` lists them.")
     if action in ("import", "export"):
         return import_logs(arguments) if action == "import" else export(arguments)
-    found = [Run.open(name, arguments.runs_dir) for name in arguments.names]
+    found = [Run.open(name, arguments.runs_dir) for name in dict.fromkeys(arguments.names)]
+    for run in found if action in ("stop", "rm") else ():  # all or none
+        if action == "stop" and not run.is_active:
+            raise ConfigError(f"The run {run.name!r} is {run.state}: there is nothing to stop.")
+        if action == "rm" and run.is_active:
+            raise ConfigError(
+                f"The run {run.name!r} is {run.state}: stop it first with `gptlab runs stop {shlex.quote(run.name)}`."
+            )
     for run in found:
         if action == "show":
             record = {
-                "summary": _summary(run), "run": run.info, "status": run.status(), "result": run.result(),
+                "summary": run.row(), "run": run.info, "status": run.status(), "result": run.result(),
                 "attempts": run.attempts_table(), "why": run.why(),
             }  # fmt: skip
             write(json.dumps(record, indent=1) if arguments.json else "\n".join(show_lines(run)))
         elif action == "stop":
             from gptlab import launcher
 
-            if not run.is_active:
-                raise ConfigError(f"The run {run.name!r} is {run.state}: there is nothing to stop.")
             launcher.stop(run)
             print(f"{run.name} stops after the step it is taking" if run.is_active else f"{run.name} is {run.state}")
         else:
-            if run.is_active:
-                raise ConfigError(
-                    f"The run {run.name!r} is {run.state}: stop it first with `gptlab runs stop {run.name}`."
-                )
-            shutil.rmtree(run.path)
+            _remove(run)
             print(f"{run.name} is removed")
     return 0
 
 
-def _summary(run: Run) -> dict[str, Any]:
-    """The run's row; one that another version wrote, and this one cannot read, is listed by name and state."""
+def _remove(run: Run) -> None:
+    """Takes a run's folder off the disk; of a link to one, the link alone."""
     try:
-        return run.summary()
-    except (ConfigError, KeyError, TypeError):
-        return {"name": run.name, "state": run.state}
+        if run.path.is_symlink():
+            run.path.unlink()
+        else:
+            shutil.rmtree(run.path.absolute())
+    except OSError as error:
+        raise ConfigError(f"{run.path} cannot be removed as a whole ({error.strerror}): mend that.") from None
 
 
 def data(arguments: argparse.Namespace) -> int:

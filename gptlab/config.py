@@ -135,9 +135,13 @@ class GPTConfig:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The config that `to_dict` gave; unknown names are refused with the nearest known one."""
         names = [f.name for f in dataclasses.fields(cls)]
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{str(values)[:60]!r} is no config: give settings by their names.")
         for name in values:
             if name not in names:
-                raise ConfigError(f"There is no setting {name!r}{did_you_mean(name, names)}.")
+                raise ConfigError(
+                    f"There is no setting {name!r}{did_you_mean(str(name), names)}: leave it out, or mend its name."
+                )
         return cls(**values)
 
 
@@ -252,7 +256,7 @@ class TrainConfig(GPTConfig):
     """Let several processes use one GPU (over gloo); otherwise more processes than GPUs are refused."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size == 0:
+        if self.vocab_size == 0 and isinstance(self.tokenizer, str):
             known = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}.get(self.tokenizer, 0)
             object.__setattr__(self, "vocab_size", known)
         if isinstance(self.split, Mapping):

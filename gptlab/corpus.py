@@ -31,6 +31,7 @@ from gptlab.prepared import Corpus, is_corpus, open_corpus
 from gptlab.preparing import VAL_BYTES, VERSION, Progress, build
 from gptlab.sources import Source
 from gptlab.tokenizer import NAMES, get_tokenizer
+from gptlab.userfolder import cache_folder
 
 __all__ = ["Corpus", "check", "ensure", "find", "list_corpora", "open_corpus", "prepare"]
 
@@ -108,7 +109,7 @@ def prepare(
         return corpus
     _check_tokenizer(tokenizer)
     text = _source(data)
-    target = _cache_path(text, tokenizer, task) if out is None else Path(out).expanduser()
+    target = _cache_path(text, tokenizer, task) if out is None else _path(str(out))
     if out is not None and target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if is_corpus(target) and _same(there := open_corpus(target), text, tokenizer, task):
             return there
@@ -121,9 +122,8 @@ def prepare(
         build(text, tokenizer, beside, report, task)
         _publish(beside, target)
     except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written ({error.strerror}): mend that, or choose another folder."
-        ) from error
+        other = "choose another folder" if out is not None else "set XDG_CACHE_HOME to a folder that can be written"
+        raise ConfigError(f"{target} cannot be written ({error.strerror}): mend that, or {other}.") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     report(1.0, "done")
@@ -132,8 +132,10 @@ def prepare(
 
 def list_corpora() -> list[Corpus]:
     """All prepared corpora of ./data and the user's cache, by name; damaged ones are left out."""
-    found = []
-    for root in (Path("data"), _cache()):
+    found, roots = [], [Path("data")]
+    with contextlib.suppress(ConfigError):  # no home, and so no cache
+        roots.append(_cache())
+    for root in roots:
         for path in root.glob("*"):
             if not path.name.startswith(".") and is_corpus(path):
                 with contextlib.suppress(ConfigError):
@@ -162,16 +164,15 @@ def _remove_stale(target: Path) -> None:
 
 
 def _cache() -> Path:
-    import platformdirs
-
-    return platformdirs.user_cache_path("gptlab") / "corpora"
+    return cache_folder() / "corpora"
 
 
 def _cache_path(text: Source, tokenizer: str, task: str) -> Path:
     """Where the cache keeps this text; another format, tokenizer or state of it, or labels, are another folder."""
     parts = (VERSION, text.fingerprint, tokenizer) + ((task,) if task != "lm" else ())
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-    return _cache() / f"{text.name[:80]}-{tokenizer}-{key}"
+    name = os.fsencode(text.name)[:80].decode(errors="ignore")  # file systems count bytes
+    return _cache() / f"{name}-{tokenizer}-{key}"
 
 
 def _source(data: str) -> Source:
@@ -192,7 +193,9 @@ def _path(data: str) -> Path:
     try:
         path = Path(data).expanduser()
         path.exists()
-    except (OSError, RuntimeError) as error:  # too long, no permission on the way, no such user's home
+        if "\0" in data:
+            raise ValueError("it has a zero byte")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission on the way, no such user's home
         why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ConfigError(f"{data[:60]!r} cannot be looked for ({why}): give another path.") from None
     if not data.strip():

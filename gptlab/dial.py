@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.fields import check_range
 
 ASPECT = 64
 """Features a block of depth: nanochat's (scripts/base_train.py). Little hangs on it: Kaplan et al. (2020, figure 5)
@@ -144,6 +145,7 @@ def isoflops(
         )
     rows = []
     for budget in compute:
+        check_range("a budget in FLOPs of", budget, 1, 1e30)
         for shape in shapes:
             config = base.replace(**shape)
             n = scaling.sizes(config)[convention]

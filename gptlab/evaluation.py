@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from gptlab import corpus, hardware, sources
 from gptlab.batches import Tokens, share, stream_seed
-from gptlab.checkpoint import load_any, newest_good
+from gptlab.checkpoint import load_any, newest_of
 from gptlab.config import ConfigError
 from gptlab.documents import Documents
 from gptlab.heads import tally
@@ -226,10 +226,10 @@ def evaluate(
     Raises:
         ConfigError: no checkpoint yet, another text than the run began on, or a file that cannot be scored.
     """
-    newest = newest_good(run.path / "checkpoints", lambda _: None)
-    if newest is None:
-        raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
+    newest = newest_of(run)
     config, info = run.config, run.info
+    if "setting" not in info or "data" not in info:
+        raise ConfigError(f"{run.path / 'run.json'} does not say how the run was trained: bring the file back.")
     kind, _ = hardware.resolve_device("auto")
     dtype, reason = hardware.resolve_dtype(dtype or info["setting"]["dtype"], kind, config)
     model, state = load_any(newest, device=kind)
@@ -239,11 +239,11 @@ def evaluate(
     if file is not None:
         if classifies:
             raise ConfigError(f"{run.name!r} classifies documents, and {file} is read as one text: leave out --file.")
-        tokens, size = read_text(file, from_meta(state["tokenizer"]))
+        tokens, size = read_text(file, from_meta(state.get("tokenizer")))
         what = {"file": str(file)}
     else:
         text = corpus.ensure(config.data, config.tokenizer, progress, config.task)
-        if text.sha256 != info["data"]["sha256"]:
+        if text.sha256 != info["data"].get("sha256"):
             raise ConfigError(f"{config.data} is no longer the text that {run.name!r} began on: give it with --file.")
         tokens, size = text.split(split), None if classifies else split_bytes(text, split)
         if classifies:

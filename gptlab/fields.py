@@ -11,11 +11,13 @@ Left out on purpose: the fields (`config.py`), which hands these names out too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import itertools
 import math
+import numbers
 import typing
 from functools import cache
 from typing import Any, Literal
@@ -68,13 +70,27 @@ def check_fields(config: object, limits: dict[str, tuple[float, float]]) -> None
         if value is None and type(None) in typing.get_args(kind):
             continue
         wanted = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
+        if isinstance(value, numbers.Real) and type(value).__module__ != "builtins":  # numpy's, as tables have them
+            object.__setattr__(
+                config, name, value := int(value) if isinstance(value, numbers.Integral) else float(value)
+            )
         if wanted is float and type(value) is int:
-            object.__setattr__(config, name, value := float(value))
-        if type(value) is not wanted:
+            with contextlib.suppress(OverflowError):  # too long for a float: out of range below
+                object.__setattr__(config, name, value := float(value))
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ConfigError(f"{name} {value!r} is not {_ARTICLE[wanted]}: give {_ARTICLE[wanted]}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} {value} is not a finite number: give one.")
         if name in limits:
-            low, high = limits[name]
-            if not low <= value <= high:
-                raise ConfigError(f"{name} {value} is out of range: give a value from {low:g} to {high:g}.")
+            check_range(name, value, *limits[name])
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Refuses a number that is none, or out of its limits (both included).
+
+    Raises:
+        ConfigError: with the value and the limits.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} {value} is not a finite number: give a value from {low:g} to {high:g}.")
+    if not low <= value <= high:
+        said = value if abs(value) < 1e30 else f"of {math.log10(abs(value)):.0f} digits"
+        raise ConfigError(f"{name} {said} is out of range: give a value from {low:g} to {high:g}.")

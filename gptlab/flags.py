@@ -12,9 +12,10 @@ subcommands (`cli.py`).
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 from gptlab.config import ConfigError, GPTConfig, TrainConfig, did_you_mean, field_docs, field_types
@@ -47,6 +48,32 @@ class Parser(argparse.ArgumentParser):
                     raise ConfigError(f"There is no flag {flag}{did_you_mean(plain, known)}: see `{self.prog} --help`.")
                 words[index] = plain + equals + value
         return self.parse_args(words)
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """The `type` of a flag that is no field of the config: a whole number with limits, both included."""
+    return functools.partial(_number, int, low, high)
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """The same for any finite number."""
+    return functools.partial(_number, float, low, high)
+
+
+def _number(kind: Callable[[str], Any], low: float, high: float, text: str) -> Any:
+    """The number in a text.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or out of its limits; the parser puts the flag's name in front.
+    """
+    what = f"give a {'whole ' * (kind is int)}number from {low:g} to {high:g}"
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no {'whole ' * (kind is int)}number, {what}") from None
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is out of range, {what}")
+    return value
 
 
 def add_fields(parser: Parser, *, several: bool = False) -> None:
@@ -105,7 +132,7 @@ def field_value(name: str, text: str | bool, cls: type = TrainConfig) -> Any:
         return _TRUTH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         wanted = {int: "a whole number", float: "a number", bool: "yes or no"}[kind]
-        raise ConfigError(f"{name} {text!r} is not {wanted}: give {wanted}.") from None
+        raise ConfigError(f"{name} {text[:40]!r} is not {wanted}: give {wanted}.") from None
 
 
 def config_of(given: dict[str, Any], base: str | None) -> TrainConfig:

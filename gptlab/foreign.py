@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.recording import Claim, RunWriter, create_run
+from gptlab.given import check_input
+from gptlab.recording import Claim, RunWriter, check_name, create_run
 from gptlab.runs import Run
 
 # nanoGPT, train.py, as of 2023 to 2025: what a log that echoes nothing was trained with.
@@ -39,10 +40,10 @@ _SAME = (
 )  # fmt: skip
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
 _ITER = re.compile(
-    rf"^iter (\d+): loss {_NUMBER}, time {_NUMBER} ?ms(?:, mfu {_NUMBER}%)?(?:, lr {_NUMBER})?"
+    rf"^iter (\d{{1,12}}): loss {_NUMBER}, time {_NUMBER} ?ms(?:, mfu {_NUMBER}%)?(?:, lr {_NUMBER})?"
     rf"(?:, total time {_NUMBER}s)?"
 )
-_STEP = re.compile(rf"^step (\d+): train loss {_NUMBER}, val loss {_NUMBER}")
+_STEP = re.compile(rf"^step (\d{{1,12}}): train loss {_NUMBER}, val loss {_NUMBER}")
 _SETTING = re.compile(r"^(?:Overriding: )?(\w+) = ([^#]+)")
 _DEFAULT_VOCAB = 50304
 """nanoGPT's vocabulary where the data has no meta.pkl: GPT-2's, padded."""
@@ -57,10 +58,9 @@ def import_log(path: Path, *, name: str, runs_dir: Path, given: Mapping[str, Any
     Raises:
         ConfigError: no log of nanoGPT, or a shape that does not have the parameters that the log counts.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): give a log of nanoGPT's train.py.") from None
+    check_name(name)
+    check_input(path, "a log of nanoGPT's train.py")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     values, parameters = _settings(lines)
     config = _config(values, dict(given or {}))
     rows = _rows(lines, config)
@@ -88,26 +88,30 @@ def _settings(lines: list[str]) -> tuple[dict[str, Any], float | None]:
     for line in lines:
         if _ITER.match(line):
             break
-        if found := re.match(r"^tokens per iteration will be: ([\d,]+)", line):
+        if found := re.match(r"^tokens per iteration will be: (\d[\d,]{,30})", line):
             values["tokens"] = int(found[1].replace(",", ""))
-        elif found := re.match(r"^found vocab_size = (\d+)", line):
+        elif found := re.match(r"^found vocab_size = (\d{1,30})", line):
             values["vocab_size"] = int(found[1])
-        elif found := re.match(r"^number of parameters: ([\d.]+)M", line):
+        elif found := re.match(r"^number of parameters: (\d+\.?\d*)M", line):
             parameters = 1e6 * float(found[1])
         elif found := _SETTING.match(line):
             try:
-                values[found[1]] = ast.literal_eval(found[2].strip())
+                value = ast.literal_eval(found[2].strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 continue  # an expression: prose, or a setting that no curve needs
+            numeric = type(_DEFAULTS.get(found[1])) in (int, float)
+            if numeric and (type(value) not in (int, float) or not 0 <= value < math.inf):
+                raise ConfigError(f"The log sets {found[1]} to {value!r}, which is no number: mend that line.")
+            values[found[1]] = value
     return values, parameters
 
 
 def _config(values: dict[str, Any], given: dict[str, Any]) -> TrainConfig:
     fields = {name: values[name] for name in _SAME}
     sequences = values["batch_size"] * values["gradient_accumulation_steps"]
-    block_size = given.get("block_size", fields["block_size"])
     if "tokens" in values:
-        sequences = max(1, values["tokens"] // block_size)
+        shape = TrainConfig.from_dict({"block_size": given.get("block_size", fields["block_size"])})
+        sequences = max(1, values["tokens"] // shape.block_size)
     fields["min_lr"] = min(fields["min_lr"], fields["learning_rate"])
     known = "vocab_size" in values
     fields |= {
@@ -131,6 +135,8 @@ def _rows(lines: list[str], config: TrainConfig) -> list[dict[str, Any]]:
             rows.append({"step": int(found[1]), "val_loss": _plain(found[3]), "train_loss": _plain(found[2])})
         elif found := _ITER.match(line):
             iteration, step_s = int(found[1]), max(float(found[3]), 1e-3) / 1000
+            if not math.isfinite(step_s):
+                continue
             seconds = float(found[6]) if found[6] else seconds + step_s * max(1, iteration - before)
             before = iteration
             row = {

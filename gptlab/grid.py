@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from gptlab.config import ConfigError, TrainConfig, did_you_mean
 
 SHAPE = ("n_layer", "n_head", "n_embd")
 """The fields that every row and every run's name begins with."""
+
+
+MOST_CELLS = 2000
+"""Cells that a grid can have."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,18 @@ def cells(base: TrainConfig, grid: Mapping[str, Sequence[Any]]) -> list[Cell]:
         axes[field] = list(dict.fromkeys([wanted] if isinstance(wanted, str) else wanted))
         if not axes[field]:
             raise ConfigError(f"The sweep's {field} has no values: give at least one.")
+    check_count(math.prod(map(len, axes.values())))
     rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     shapes = [{field: row.get(field, getattr(base, field)) for field in SHAPE} for row in rows]
     return listed(base, rows, [_cell_name(shape, row) for shape, row in zip(shapes, rows, strict=True)])
+
+
+def check_count(count: int) -> None:
+    """Refuses a grid that no table could show and no queue would end, before its cells are made."""
+    if count > MOST_CELLS:
+        raise ConfigError(
+            f"The grid has {count:,} cells: choose fewer values, so that they are at most {MOST_CELLS:,}."
+        )
 
 
 def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> list[Cell]:
@@ -69,6 +83,7 @@ def listed(base: TrainConfig, rows: Sequence[Mapping[str, Any]], names: Sequence
     Raises:
         ConfigError: a field that does not exist. A row that cannot be is no error.
     """
+    check_count(len(rows))
     if names is None:
         names = _row_names(base, rows)
     found = []

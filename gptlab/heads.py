@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from gptlab import weights
 from gptlab.attention import Attention
 from gptlab.config import ConfigError, GPTConfig
+from gptlab.given import read_object
 from gptlab.model import GPT
 
 
@@ -134,7 +135,7 @@ class SequenceClassifier(nn.Module):
         if score is None or score.dim() != 2 or score.size(1) != config.n_embd:
             found = "no score.weight" if score is None else f"a score.weight of shape {tuple(score.shape)}"
             raise ConfigError(f"{path} has {found}, where (labels, {config.n_embd}) is needed: choose a classifier.")
-        pad_id = weights.read_json(Path(path).expanduser() / "config.json").get("pad_token_id")
+        pad_id = read_object(Path(path).expanduser() / "config.json", weights.CONFIG).get("pad_token_id")
         if not (pad_id is None or type(pad_id) is int):
             raise ConfigError(f"{path}/config.json has pad_token_id {pad_id!r}: give a whole number or null.")
         with torch.device("meta"):

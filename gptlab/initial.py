@@ -63,9 +63,7 @@ def read(config: TrainConfig, say: Callable[[str], None]) -> dict[str, Tensor] |
         from gptlab import checkpoint
         from gptlab.heads import SequenceClassifier
 
-        newest = checkpoint.newest_good(source / "checkpoints", say)
-        if newest is None:
-            raise ConfigError(f"The run {source} has no checkpoint yet: wait for its first, or begin with another.")
+        newest = checkpoint.newest_of(Run(source), say)
         model, _ = checkpoint.load_any(newest)
         other = model.transformer if isinstance(model, SequenceClassifier) else model
         found, tensors = other.config, other.state_dict()

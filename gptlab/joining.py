@@ -16,7 +16,6 @@ Left out on purpose: what a rank does (`worker.py`), starting ranks (`launcher/`
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -25,9 +24,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.given import read_object
 from gptlab.recording import FORMAT
 from gptlab.runs import read_json, write_json
 
@@ -154,11 +154,7 @@ def ensure_run(path: Path, config: Path | None, spot: Spot) -> None:
         if not made.is_file():
             raise ConfigError(f"There is no run in {path}: make it with `gptlab train`, or name its --config FILE.")
         return
-    try:
-        values: dict[str, Any] = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{config} is no config that can be read: {error}.") from None
-    wanted = TrainConfig.from_dict(values)
+    wanted = TrainConfig.from_dict(read_object(config, "a config"))
     if made.is_file():
         check_same(path, wanted)
     elif spot.rank == 0:

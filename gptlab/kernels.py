@@ -25,6 +25,7 @@ from gptlab.config import GPTConfig
 from gptlab.counts import classifies, published
 from gptlab.cpu import cpu_flags, cpu_name
 from gptlab.runs import read_json
+from gptlab.userfolder import cache_folder
 
 LANES = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 """Instruction sets of the kernel in float32, as Linux names them."""
@@ -47,9 +48,7 @@ class KernelRates:
 
 def rates_file() -> Path:
     """Where measured rates are kept."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("gptlab") / "kernel-rates.json"
+    return cache_folder() / "kernel-rates.json"
 
 
 def rates_key(dtype: str, threads: int) -> str:

@@ -11,15 +11,14 @@ The run directory is read, as everything reads it; the trainer knows nothing of 
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib.util
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError
+from gptlab.csvfile import write_csv
 from gptlab.runs import Run
 
 EVERY_S = 1.0
@@ -106,10 +105,8 @@ def to_csv(run: Run, path: Path | None = None) -> Path:
     rows = run.metrics()
     target = path or run.path / "metrics.csv"
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    with open(beside, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(beside, target)
+    try:
+        write_csv(target, columns, rows)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror}): mend that.") from None
     return target

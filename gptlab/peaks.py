@@ -23,7 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from gptlab.config import ConfigError
 from gptlab.runs import read_json, write_json
+from gptlab.userfolder import cache_folder
 
 # Dense peaks in TFLOP/s by device name and precision. float32 is the rate outside tensor cores, which torch uses unless
 # tf32 is allowed; tensor-core rates are those with float32 accumulation, without sparsity (data sheets that print the
@@ -111,9 +113,7 @@ def known_peak(device_name: str, dtype: str) -> Peak | None:
 
 def cache_file() -> Path:
     """Where measured rates are kept: the user's cache, XDG_CACHE_HOME where that is set."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("gptlab") / "rates.json"
+    return cache_folder() / "rates.json"
 
 
 def cache_key(name: str, dtype: str, threads: int) -> str:
@@ -130,7 +130,7 @@ def all_cached() -> dict[str, Rates]:
     """Every entry of the cache that reads as rates; a file that somebody spoilt counts as empty."""
     try:
         entries = (read_json(cache_file()) or {}).items()
-    except (OSError, UnicodeDecodeError):
+    except ConfigError:  # no home, and so nothing kept
         return {}
     names = ("peak_flops", "matmul_flops", "attention_flops", "elementwise_bytes_per_s", "copy_bytes_per_s")
     found = {}
@@ -161,7 +161,7 @@ def measure_and_keep(device: str, name: str, dtype: str, threads: int) -> Rates:
             found = replace(before, time=found.time)
         kept = {key: asdict(entry) for key, entry in all_cached().items()}
         kept[cache_key(name, dtype, threads)] = asdict(found)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConfigError):
             write_json(cache_file(), kept)
         return found
 
@@ -174,7 +174,7 @@ def _lock() -> Iterator[None]:
     try:
         cache_file().parent.mkdir(parents=True, exist_ok=True)
         file = open(cache_file().with_suffix(".lock"), "w")  # noqa: SIM115 - closed by `with` below
-    except OSError:
+    except (OSError, ConfigError):
         yield
         return
     with file:

@@ -132,6 +132,8 @@ class Queue:
                 return None
             return self.launcher.resume(run.name, runs_dir=run.path.parent)
         except Exception as error:  # one cell's trouble is not the others'
+            if is_locked(run.path):  # another process was quicker
+                return _Elsewhere(run)
             text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             self.reasons[index] = text
             return None

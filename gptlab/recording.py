@@ -18,29 +18,45 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import socket
 import time
 from pathlib import Path
 from typing import IO, Any, Self
 
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.runs import Run, read_json, write_json
+from gptlab.runs import Run, attempt_folders, read_json, write_json
 
 FORMAT = 1
 """Version of the layout, in run.json."""
+MOST_BYTES = 200
+"""Of a name; file systems take 255, endings and what is written beside a file included."""
 
 
 class StaleWriterError(RuntimeError):
     """A newer attempt owns the run directory; this process must not write to it any more."""
 
 
+def no_link(path: str, flags: int) -> int:
+    """Opens a file of a run for writing, as `open`'s `opener`. Where the file is a link, an OSError: a run directory
+    from elsewhere must not have another file written over."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def check_name(name: str) -> str:
-    """A run's name as given, or ConfigError where it could not be a folder's name everywhere."""
+    """A run's or sweep's name as given, or ConfigError where it could not be a folder's name everywhere."""
     if not re.fullmatch(r"\w[\w .+=,-]{0,99}", name) or name != name.strip():
         raise ConfigError(
             f"The name {name!r} cannot be a folder: use up to 100 letters, digits, spaces, '.', '_', '-', '+', "
             "starting with a letter or digit."
         )
+    if len(name.encode()) > MOST_BYTES:
+        raise ConfigError(
+            f"The name {name[:20]!r}... has {len(name.encode())} bytes, and a folder's name with what stands beside it "
+            f"takes at most {MOST_BYTES}: use a shorter one."
+        )
+    if re.search(r"\.sweep(-\d+)?\.\w+$", name):
+        raise ConfigError(f"The name {name!r} ends as the files of a sweep do: leave out '.sweep'.")
     return name
 
 
@@ -54,7 +70,7 @@ def create_run(config: TrainConfig, name: str | None, runs_dir: Path, **info: An
     from gptlab import __version__
 
     shape = f"{config.n_layer}x{config.n_head}x{config.n_embd}"
-    wanted = check_name(name) if name else f"{shape}-{time.strftime('%m%d-%H%M%S')}"
+    wanted = check_name(name) if name is not None else f"{shape}-{time.strftime('%m%d-%H%M%S')}"
     path, count = runs_dir / wanted, 1
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -66,16 +82,23 @@ def create_run(config: TrainConfig, name: str | None, runs_dir: Path, **info: An
                 if name:
                     raise ConfigError(
                         f"There is a run {name!r} in {runs_dir} already: choose another --name, or go on with "
-                        f"`gptlab train --resume {name}`."
+                        f"`gptlab train --resume {shlex.quote(name)}`."
                     ) from None
                 path, count = runs_dir / f"{wanted}-{count}", count + 1
-    except OSError as error:
-        raise ConfigError(f"{runs_dir} cannot hold runs ({error.strerror}): choose another --runs-dir.") from None
-    write_json(
-        path / "run.json",
-        {"format": FORMAT, "name": path.name, "created": time.time(), "gptlab": __version__,
-         "config": config.to_dict(), **info},
-    )  # fmt: skip
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{str(runs_dir)[:80]} cannot hold runs ({why}): choose another --runs-dir.") from None
+    try:
+        write_json(
+            path / "run.json",
+            {"format": FORMAT, "name": path.name, "created": time.time(), "gptlab": __version__,
+             "config": config.to_dict(), **info},
+        )  # fmt: skip
+    except OSError as error:  # a full disk lets folders be made, and nothing be written into them
+        path.rmdir()
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): mend that, or choose another.") from None
     return Run(path)
 
 
@@ -88,7 +111,7 @@ class Claim:
 
     def __init__(self, path: Path, *, wait_s: float = 1.0) -> None:
         self.path = path
-        self._file: IO[str] = open(path / "lock", "a+")  # noqa: SIM115 - held open on purpose
+        self._file: IO[str] = open(path / "lock", "a+", opener=no_link)  # noqa: SIM115 - held open on purpose
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -99,7 +122,7 @@ class Claim:
                     self._file.close()
                     raise ConfigError(
                         f"The run {path.name!r} is being trained by another process: wait for it, stop it with "
-                        f"`gptlab runs stop {path.name}`, or choose another --name."
+                        f"`gptlab runs stop {shlex.quote(path.name)}`, or choose another --name."
                     ) from None
                 time.sleep(0.02)  # a reader's look holds it for an instant
 
@@ -121,7 +144,7 @@ class Claim:
         Args:
             keep_stop: for an attempt that replaces a lost one: a stop asked for in between still counts.
         """
-        done = [int(folder.name) for folder in (self.path / "attempts").glob("[0-9]*")]
+        done = [int(folder.name) for folder in attempt_folders(self.path)]
         attempt = max([self._generation(), *done], default=0) + 1
         folder = self.path / "attempts" / f"{attempt:02d}"
         folder.mkdir(parents=True)
@@ -176,7 +199,7 @@ class RunWriter:
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row, with its attempt, and hands it to the system at once."""
         if self._metrics is None:
-            self._metrics = open(self.path / "metrics.jsonl", "ab+", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+            self._metrics = open(self.path / "metrics.jsonl", "ab+", buffering=0, opener=no_link)  # type: ignore[assignment]  # noqa: SIM115
             self._end_half_line()
         line = json.dumps({**row, "attempt": self.attempt}) + "\n"
         self._metrics.write(line.encode())  # type: ignore[union-attr,arg-type]

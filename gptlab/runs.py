@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
 from gptlab.jsonfile import read_json as read_json
 from gptlab.jsonfile import write_json as write_json
+from gptlab.records import read_record, sound
 
 if TYPE_CHECKING:
     import pandas
@@ -62,7 +63,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.name = self.path.name
+        self.name = os.path.basename(os.path.abspath(self.path))  # of "." too
         self._metrics = _MetricsTail(self.path / "metrics.jsonl")
 
     @classmethod
@@ -70,10 +71,13 @@ class Run:
         """The run of that name (or path). ConfigError names the nearest known one."""
         base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
         for path in (base / name, Path(name)):
-            if (path / "run.json").is_file():
-                return cls(path)
+            with contextlib.suppress(OSError, ValueError):  # a name that no file can have, or may not be looked for
+                if name and (path / "run.json").is_file():
+                    return cls(path)
         known = [run.name for run in list_runs(base)]
-        raise ConfigError(f"There is no run {name!r} in {base}{did_you_mean(name, known)}: `gptlab runs` lists them.")
+        raise ConfigError(
+            f"There is no run {name[:100]!r} in {base}{did_you_mean(name, known)}: `gptlab runs` lists them."
+        )
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -81,12 +85,28 @@ class Run:
     @property
     def info(self) -> dict[str, Any]:
         """run.json."""
-        return read_json(self.path / "run.json") or {}
+        return read_record(self.path / "run.json") or {}
 
     @property
     def config(self) -> TrainConfig:
-        """What was asked for, with the vocabulary that the corpus gave."""
-        return TrainConfig.from_dict(self.info["config"])
+        """What was asked for, with the vocabulary that the corpus gave.
+
+        Raises:
+            ConfigError: run.json is damaged, or of a version with other settings.
+        """
+        info = self.info
+        if "config" not in info:
+            raise ConfigError(
+                f"{self.path / 'run.json'} has no config that can be read: bring the file back, or start a new run."
+            )
+        try:
+            return TrainConfig.from_dict(info["config"])
+        except ConfigError as error:
+            made = f"gptlab {info['gptlab']}" if info.get("gptlab") else "another version"
+            raise ConfigError(
+                f"The settings of the run {self.name!r}, which {made} wrote, cannot be read here ({error}): read it "
+                "with that version, or start a new run."
+            ) from None
 
     def status(self) -> dict[str, Any]:
         """status.json, with `state` corrected to `lost` where the trainer that should be there is gone.
@@ -97,17 +117,21 @@ class Run:
         `shares` (of its recent time: forward, backward, communication, wait; 0..1). `straggler` is the rank that the
         others wait for, or None.
         """
-        status = read_json(self.path / "status.json") or {"state": "preparing"}
-        if status.get("state") in TRAINING and not is_locked(self.path):
-            # The writer may have ended between the two looks.
-            status = read_json(self.path / "status.json") or status
-            if status.get("state") in TRAINING:
+        status = self._said()
+        if status["state"] in TRAINING and not is_locked(self.path):
+            status = self._said()  # the writer may have ended between the two looks
+            if status["state"] in TRAINING:
                 status["state"] = "lost"
-        if status.get("state") in ("starting", "running"):
-            folder = self.path / "attempts" / f"{status.get('attempt', 0):02d}"
-            ranks = [read_json(folder / f"rank-{rank}.json") or {} for rank in range(status.get("world_size", 0))]
+        if status["state"] in ("starting", "running"):
+            folder = self.path / "attempts" / f"{status.get('attempt') or 0:02d}"
+            ranks = [read_record(folder / f"rank-{rank}.json") or {} for rank in range(status.get("world_size") or 0)]
             status |= {told: [rank.get(said) for rank in ranks] for told, said in RANK_SAYS.items()}
         return status
+
+    def _said(self) -> dict[str, Any]:
+        """status.json; before it is there, the run is being prepared."""
+        said = read_record(self.path / "status.json") or {}
+        return said if said.get("state") else said | {"state": "preparing"}
 
     @property
     def state(self) -> str:
@@ -122,7 +146,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """result.json, or None while the run goes on."""
-        return read_json(self.path / "result.json")
+        return read_record(self.path / "result.json")
 
     def metrics(self) -> list[dict[str, Any]]:
         """A row a step, in order: the newest attempt's, where a step was done twice. Reads only what is new."""
@@ -144,7 +168,7 @@ class Run:
 
     def attempts(self) -> list[Path]:
         """Folders of the attempts, oldest first."""
-        return sorted((self.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
+        return attempt_folders(self.path)
 
     def attempts_table(self) -> list[dict[str, Any]]:
         """A row an attempt: attempt, world_size, began, ended (epoch seconds; None while it lasts), from_step, to_step,
@@ -165,7 +189,7 @@ class Run:
     def error(self) -> dict[str, Any] | None:
         """The newest attempt's first error: rank, step, message and traceback; None if it had none."""
         attempts = self.attempts()
-        return read_json(attempts[-1] / "error.json") if attempts else None
+        return read_record(attempts[-1] / "error.json") if attempts else None
 
     def log(self, rank: int = 0) -> str:
         """What a rank of the newest attempt printed, to both streams."""
@@ -200,10 +224,18 @@ class Run:
             "max_iters": config.max_iters,
             "loss": losses[-1]["loss"] if losses else None,
             "val_loss": result.get("val_loss", next((r["val_loss"] for r in reversed(rows) if "val_loss" in r), None)),
-            "tokens_per_s": _median([row["tokens_per_s"] for row in late]),
+            "tokens_per_s": _median([row["tokens_per_s"] for row in late if row.get("tokens_per_s") is not None]),
             "mfu": _median([row["mfu"] for row in late if row.get("mfu") is not None]),
-            "seconds": losses[-1]["time_s"] if losses else None,
+            "seconds": losses[-1].get("time_s") if losses else None,
         }  # fmt: skip
+
+    def row(self) -> dict[str, Any]:
+        """`summary`; of a run that cannot be read name and state alone, and the reason, so that one such run does not
+        hide the others of its folder."""
+        try:
+            return self.summary()
+        except ConfigError as error:
+            return {"name": self.name, "state": self.state, "reason": str(error)}
 
 
 class _MetricsTail:
@@ -216,19 +248,23 @@ class _MetricsTail:
 
     def rows(self) -> list[dict[str, Any]]:
         try:
+            if not self.path.is_file():
+                return []
             with open(self.path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_ino != self.inode or stat.st_size < self.offset:
                     self.offset, self.inode, self.by_step, self.spans = 0, stat.st_ino, {}, {}
                 file.seek(self.offset)
                 new = file.read()
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return []
         whole = new[: new.rfind(b"\n") + 1]  # a half-written last line waits for its end
         self.offset += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                row = sound(json.loads(line))
+                if row["step"] is None or row["attempt"] is None:
+                    continue
                 if "loss" in row:
                     self.spans[row["attempt"]] = (self.spans.get(row["attempt"], (row["step"],))[0], row["step"])
                 old = self.by_step.get(row["step"], row)
@@ -243,14 +279,25 @@ class _MetricsTail:
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[Run]:
     """The runs in a folder, oldest first."""
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
-    found = [Run(path.parent) for path in base.glob("*/run.json")]
-    return sorted(found, key=lambda run: (run.info.get("created", 0), run.name))
+    try:
+        found = [Run(path.parent) for path in base.glob("*/run.json")]
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{str(base)[:80]!r} cannot be looked into ({why}): give another --runs-dir.") from None
+    return sorted(found, key=lambda run: (run.info.get("created") or 0, run.name))
+
+
+def attempt_folders(path: Path) -> list[Path]:
+    """Folders of a run's attempts, oldest first."""
+    found = [folder for folder in (path / "attempts").glob("[0-9]*") if folder.name.isdecimal()]
+    return sorted(found, key=lambda folder: int(folder.name))
 
 
 def is_locked(path: Path) -> bool:
     """Whether some living process holds the right to write this run."""
     try:
-        with open(path / "lock") as file:
+        # A pipe of that name would be waited on for ever.
+        with open(path / "lock", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptlab.checkpoint import load_model, newest_good
+from gptlab.checkpoint import load_model, newest_of
 from gptlab.choosing import Choice
 from gptlab.config import ConfigError, GPTConfig, did_you_mean
 from gptlab.decoding import Decoder
@@ -274,13 +274,19 @@ def sample(
         raise ConfigError(
             f"device {device!r} is unknown{did_you_mean(device, devices)}: choose auto, cpu, cuda or mps."
         )
-    newest = newest_good(run.path / "checkpoints", lambda _: None)
-    if newest is None:
-        raise ConfigError(f"The run {run.name!r} has no checkpoint yet: wait for its first, or train it to the end.")
+    newest = newest_of(run)
     model, state = load_model(newest, device=resolve_device(device)[0])
-    tokenizer = from_meta(state["tokenizer"])
+    tokenizer = from_meta(state.get("tokenizer"))
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise ConfigError(
+            f"The checkpoint {newest} has a tokenizer of {tokenizer.vocab_size} ids and a model of "
+            f"{model.config.vocab_size}: choose another run."
+        )
     if stop_ids is None:
         stop_ids = () if tokenizer.eot is None else (tokenizer.eot,)
+    for one in stop_ids:
+        if not 0 <= one < tokenizer.vocab_size:
+            raise ConfigError(f"stop id {one} stands for nothing: give one from 0 to {tokenizer.vocab_size - 1}.")
     prompts = [prompt] if isinstance(prompt, str) else prompt
     ids = generate(
         model,

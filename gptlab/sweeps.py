@@ -16,7 +16,6 @@ takes them up. Left out on purpose: the queue itself (`queueing.py`), fits over 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import threading
@@ -26,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.csvfile import write_csv
+from gptlab.fields import check_range
 from gptlab.grid import Cell, cells, checked, listed
 from gptlab.halving import rungs
 from gptlab.queueing import Launcher, Queue
-from gptlab.recording import check_name
+from gptlab.recording import MOST_BYTES, check_name
 from gptlab.runs import Run, default_runs_dir, read_json, write_json
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def sweep(
     Raises:
         ConfigError: no cell can be run, or a run of that name exists with other settings. Nothing is made then.
     """
-    if at_once is not None and at_once < 1:
-        raise ConfigError(f"at_once {at_once} would start nothing: give 1 or more.")
+    if at_once is not None:
+        check_range("at_once", at_once, 1, 4096)
     check_name(name)
     folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     made = checked(cells(base, grid) if isinstance(grid, Mapping) else listed(base, grid))
@@ -77,6 +78,7 @@ def sweep(
     if all(cell.config is None for cell in made):
         raise ConfigError(f"No cell of the sweep {name!r} can be run; the first: {made[0].reason}")
     found = Sweep(name, folder, made)
+    found.check_names()
     found.check_earlier_runs()
     if engine is not None:
         engine.check_folder(folder.absolute())
@@ -137,16 +139,22 @@ class Sweep:
         """A sweep as it lies in the folder, to read; `sweep(...)` is what goes on with it."""
         folder = Path(runs_dir) if runs_dir is not None else default_runs_dir()
         manifest = read_json(folder / f"{name}.sweep.json")
-        if manifest is None:
+        if not manifest:
             known = [path.name.removesuffix(".sweep.json") for path in folder.glob("*.sweep.json")]
             raise ConfigError(f"There is no sweep {name!r} in {folder}{did_you_mean(name, known)}.")
-        base = TrainConfig.from_dict(manifest["base"])
-        reasons = {cell["name"]: cell["reason"] for cell in manifest["cells"]}
         made = []
-        stored = manifest["cells"]
-        for cell in listed(base, [one["values"] for one in stored], [one["name"] for one in stored]):
-            reason = reasons.get(cell.name) or cell.reason
-            made.append(dataclasses.replace(cell, reason=reason, config=None if reason else cell.config))
+        try:
+            base, stored = TrainConfig.from_dict(manifest["base"]), manifest["cells"]
+            reasons = {check_name(cell["name"]): cell["reason"] for cell in stored}
+            for cell in listed(base, [one["values"] for one in stored], [one["name"] for one in stored]):
+                reason = reasons.get(cell.name) or cell.reason
+                made.append(dataclasses.replace(cell, reason=reason, config=None if reason else cell.config))
+        except (KeyError, TypeError, AttributeError, ConfigError) as error:
+            said = str(error) if isinstance(error, ConfigError) else "an entry is lacking or of another type"
+            raise ConfigError(
+                f"{folder / f'{name}.sweep.json'} cannot be read ({said}): start the sweep anew, which takes up its "
+                "runs, or read it with the version that wrote it."
+            ) from None
         return cls(name, folder, made)
 
     def run_name(self, cell: Cell) -> str:
@@ -163,12 +171,21 @@ class Sweep:
         """Whether its queue is at work in this process."""
         return self._thread is not None and self._thread.is_alive()
 
+    def check_names(self) -> None:
+        """Raises ConfigError where two cells would share a run, since a run's name ends after 100 characters."""
+        names = [self.run_name(cell) for cell in self.cells]
+        if len(set(names)) < len(names) or any(len(name.encode()) > MOST_BYTES for name in names):
+            raise ConfigError(
+                f"The sweep's name {self.name[:20]!r}... leaves no room for the names of its runs, which begin with it "
+                f"and have at most 100 letters and {MOST_BYTES} bytes: use a shorter one."
+            )
+
     def check_earlier_runs(self) -> None:
         """Raises ConfigError where a run of a cell's name was made with other settings."""
         for cell, run in zip(self.cells, self._runs, strict=True):
             if cell.config is None or not (run.path / "run.json").is_file():
                 continue
-            for field, old in run.info.get("config", {}).items():
+            for field, old in run.config.to_dict().items():
                 new = getattr(cell.config, field, old)
                 # Where a choice was left open, the record may hold what was chosen; threads follow from at_once.
                 same = old == new or new == "auto" or field == "threads" or (field == "vocab_size" and new == 0)
@@ -276,13 +293,16 @@ class Sweep:
                 if cell.config is not None:
                     row["max_iters"] = cell.config.max_iters
                 if (run.path / "run.json").is_file():
-                    row |= {key: value for key, value in run.summary().items() if key in row}
+                    found = run.row()
+                    reason = reason or found.get("reason")
+                    row |= {key: value for key, value in found.items() if key in row}
+                if row["step"] is not None:
                     config = run.config  # its vocabulary is known
                     count, tokens = costs.parameters(config), run.tokens()
                     row |= {"parameters": count.total, "non_embedding": count.non_embedding}
                     row |= {"matmul_parameters": costs.matmul_parameters(config)}
                     row |= {"tokens": tokens, "flops": tokens and tokens * costs.flops_per_token(config)}
-                else:
+                elif row["state"] is None:
                     row["state"] = "waiting" if reason is None else "invalid"
                 rows.append(row | {"name": self.run_name(cell), "reason": reason or _error(run)})
         return rows
@@ -296,16 +316,11 @@ class Sweep:
     def write_csv(self) -> Path:
         """Replaces the table on disk; the queue does it whenever a run has ended."""
         rows = self.rows()
-        beside = self.csv_path.with_name(f".{self.csv_path.name}.{os.getpid()}")
-        with open(beside, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(beside, self.csv_path)
+        write_csv(self.csv_path, list(rows[0]), rows)
         return self.csv_path
 
 
 def _error(run: Run) -> str | None:
     """In one line why a run failed."""
     error = run.error() if (run.result() or {}).get("status") == "failed" else None
-    return f"{error['type']}: {error['message']}" if error else None
+    return f"{error.get('type')}: {error.get('message')}" if error else None

@@ -23,7 +23,7 @@ import numpy as np
 
 from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
 from gptlab.assembly import Setting, assemble
-from gptlab.config import TrainConfig
+from gptlab.config import ConfigError, TrainConfig
 from gptlab.corpus import Corpus
 from gptlab.making import adapt, labels_of
 from gptlab.pace import COMMUNICATION
@@ -104,6 +104,14 @@ class Trainer:
         found = checkpoint.newest_good(self.path / "checkpoints", self.say)
         if found is not None:
             files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
+            for name, kind in (("time_s", float), ("skipped_steps", int), ("tokenizer", dict)):
+                if not isinstance(state.get(name), kind):
+                    raise ConfigError(f"{found / checkpoint.STATE} does not say {name}: go on from another checkpoint.")
+            if state["tokenizer"] != self.corpus.tokenizer.to_meta():
+                raise ConfigError(
+                    f"The checkpoint {found} was made with another tokenizer, so its ids mean other text than those of "
+                    f"{self.corpus.name}: go on from one of this run's own."
+                )
             self.strategy.load(files)
             self.done = self.saved = state["step"]
             self.spent, self.train_step.skipped = state["time_s"], state["skipped_steps"]

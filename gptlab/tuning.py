@@ -26,6 +26,7 @@ from typing import Any
 
 from gptlab import costs, hardware, kernels, tasks
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.fields import check_range
 
 TUNED = ("dtype", "kernels", "compile", "attention", "micro_batch_size")
 """Fields that are measured."""
@@ -67,6 +68,8 @@ def tune(
         ConfigError: nothing could be measured.
     """
     tasks.check_tunable(config)
+    if budget_s is not None:
+        check_range("budget_s", budget_s, 0, 1e6)
     if config.vocab_size == 0:
         raise ConfigError("vocab_size is not known yet: give one, or open the corpus whose tokenizer has it.")
     end = time.monotonic() + (budget_s if budget_s is not None else default_budget(config))

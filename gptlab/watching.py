@@ -95,7 +95,7 @@ def screen() -> Iterator[Callable[[Any], None]]:
 
 def run_table(run: Run) -> Table | None:
     """A single run's row, or nothing while it cannot be read yet."""
-    row = _row(run)
+    row = run.row()
     return live_table([row], {run.name: _left(run, row)}) if "max_iters" in row else None
 
 
@@ -157,7 +157,7 @@ def watch_runs(runs_dir: str | None, names: Sequence[str]) -> None:
         for run in [] if named else list_runs(runs_dir):
             if run.name not in seen and run.is_active:
                 seen[run.name] = run
-        return [(run, _row(run)) for run in seen.values()]
+        return [(run, run.row()) for run in seen.values()]
 
     rows = look()
     if not rows:
@@ -177,14 +177,6 @@ def watch_runs(runs_dir: str | None, names: Sequence[str]) -> None:
                 return
             time.sleep(POLL_S)
             rows = look()
-
-
-def _row(run: Run) -> dict[str, Any]:
-    """The run's row; one that another version wrote is told by name and state."""
-    try:
-        return run.summary()
-    except (ConfigError, KeyError, TypeError):
-        return {"name": run.name, "state": run.state}
 
 
 def _left(run: Run, row: Mapping[str, Any]) -> float | None:

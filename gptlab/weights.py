@@ -17,7 +17,6 @@ Left out on purpose: the network (`model.py`), a run's own checkpoints (`checkpo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from gptlab.config import ConfigError, GPTConfig
 from gptlab.counts import shapes
-from gptlab.runs import write_json
+from gptlab.given import read_object
+from gptlab.jsonfile import replacing, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 """Kept as (in, out) by the published code, whose Conv1D multiplies from the other side."""
 BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Masks that older versions saved among the weights."""
-CONFIG_BYTES = 10_000_000
+CONFIG = "the config.json that came with the weights"
 """A config.json, or an index of files, that is larger is none."""
 _FIXED = {
     "layer_norm_epsilon": (1e-5,),
@@ -58,7 +58,7 @@ def read_config(path: str | os.PathLike[str]) -> GPTConfig | None:
         return None
     if not folder.is_dir():
         raise ConfigError(f"There are no weights at {path}: give a folder with config.json and model.safetensors.")
-    return _config_of(read_json(folder / "config.json"), folder)
+    return _config_of(read_object(folder / "config.json", CONFIG), folder)
 
 
 def read(
@@ -143,9 +143,8 @@ def write(
         out[name] = tensor.contiguous()
     for name, tensor in (also or {}).items():
         out[name] = tensor.detach().cpu().contiguous()
-    beside = folder / f".model.safetensors.{os.getpid()}"
-    save_file(out, beside, metadata={"format": "pt"})  # transformers refuses files that don't say so
-    os.replace(beside, folder / "model.safetensors")
+    with replacing(folder / "model.safetensors") as beside:
+        save_file(out, beside, metadata={"format": "pt"})  # transformers refuses files that don't say so
     values = _their_config(config) if theirs else {"model_type": "gptlab", "gptlab": config.shape().to_dict()}
     write_json(folder / "config.json", values | dict(settings or {}))
 
@@ -213,26 +212,6 @@ def _known_vocabulary(values: dict[str, Any], source: Path) -> GPTConfig:
     return config
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size."""
-    value = None
-    try:
-        size = path.stat().st_size
-        if size <= CONFIG_BYTES:
-            value = json.loads(path.read_text())
-    except OSError:
-        raise ConfigError(
-            f"There is no {path.name} in {path.parent}: give a folder as transformers saves it."
-        ) from None
-    except (ValueError, RecursionError):
-        pass
-    if size > CONFIG_BYTES:
-        raise ConfigError(f"{path} has {size} bytes, more than any config: choose another folder.")
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object: give the one that came with the weights.")
-    return value
-
-
 def _read_folder(folder: Path, config: GPTConfig) -> dict[str, Tensor]:
     """The tensors of a folder, as our linear layers have them."""
     from safetensors import SafetensorError
@@ -247,7 +226,7 @@ def _read_folder(folder: Path, config: GPTConfig) -> dict[str, Tensor]:
             raise ConfigError(
                 f"There is no model.safetensors in {folder}, and {hint}: save the weights as safetensors."
             )
-        files = read_json(index).get("weight_map")
+        files = read_object(index, "the index that came with the weights").get("weight_map")
         names = sorted(set(map(str, files.values()))) if isinstance(files, dict) else []
     tensors: dict[str, Tensor] = {}
     for name in names:

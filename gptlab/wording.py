@@ -130,7 +130,7 @@ def eval_line(record: dict[str, Any]) -> str:
 
 def show_lines(run: Run) -> list[str]:
     """A run at length."""
-    lines = [f"{name:14} {cell(name, value)}" for name, value in run.summary().items() if value is not None]
+    lines = [f"{name:14} {cell(name, value)}" for name, value in run.row().items() if value is not None]
     lines.append(f"{'path':14} {run.path}")
     lines.append(f"{'config':14} {json.dumps(run.info.get('config'))}")
     for name in ("setting", "reasons", "device_name", "data"):

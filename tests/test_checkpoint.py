@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from gptlab import checkpoint
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
+from gptlab.manifest import sha256
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
 from gptlab.recording import StaleWriterError
@@ -111,11 +113,18 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def rename(folder: Path, name: str) -> None:
+def swap(folder: Path) -> None:
+    """Another checkpoint in this one's place: all is whole, and of another step."""
+    other = save(folder.parent.parent / "other", 7)
+    shutil.rmtree(folder)
+    other.rename(folder)
+
+
+def rename(folder: Path, name: str, *, copy: bool = True) -> None:
     """The manifest names another place, where the very same bytes lie."""
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = manifest["files"].pop("state.json")
-    if not name.startswith("/"):
+    if copy and not name.startswith("/"):
         (folder / name).write_bytes((folder / "state.json").read_bytes())
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
@@ -137,6 +146,9 @@ DAMAGE = {
     "a name that leads anywhere": lambda c: rename(c, "/etc/hostname"),
     "a linked file": lambda c: link(c / "model.safetensors"),
     "a linked manifest": lambda c: link(c / "manifest.json"),
+    "a folder that is a link": lambda c: c.symlink_to(c.rename(c.parent.parent / f"elsewhere-{c.name}")),
+    "the state of another step": lambda c: swap(c),
+    "a file that may not be named": lambda c: rename(c, "x" * 300, copy=False),
     "an empty manifest": lambda c: (c / "manifest.json").write_text('{"format": 1, "files": {}}'),
 }
 
@@ -220,7 +232,7 @@ def test_a_description_that_is_not_the_weights_is_refused(tmp_path: Path) -> Non
     assert state is not None and manifest is not None
     write_json(path / "state.json", state | {"model": SHAPE.to_dict() | {"n_embd": 8}})
     manifest["files"]["state.json"] = {
-        "bytes": (path / "state.json").stat().st_size, "sha256": checkpoint._sha256(path / "state.json")
+        "bytes": (path / "state.json").stat().st_size, "sha256": sha256(path / "state.json")
     }  # fmt: skip
     write_json(path / "manifest.json", manifest)
     with pytest.raises(ConfigError, match=r"wte.weight is 128 x 16 there and 128 x 8 here"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gptlab import costs
@@ -56,6 +58,15 @@ def test_presets_are_named_by_their_size_and_grow() -> None:
     assert (preset("10m").n_layer, preset("10m").n_head, preset("10m").n_embd) == (6, 6, 384)
     with pytest.raises(ConfigError, match="did you mean '10m'"):
         preset("10M")
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    config = TrainConfig(n_layer=np.int64(2), learning_rate=np.float32(0.5), dropout=np.int8(0), seed=np.uint32(7))  # type: ignore[arg-type]
+    assert config == TrainConfig(n_layer=2, learning_rate=0.5, dropout=0.0, seed=7)
+    assert {type(config.n_layer), type(config.learning_rate)} == {int, float} and json.dumps(config.to_dict())
+    for wrong in (np.float64(2), np.bool_(True)):
+        with pytest.raises(ConfigError, match="whole number"):
+            TrainConfig(n_layer=wrong)  # type: ignore[arg-type]
 
 
 def test_a_config_survives_json() -> None:

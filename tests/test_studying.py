@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
@@ -180,6 +183,38 @@ def test_what_is_no_log_or_another_shape_is_refused(
     with pytest.raises(ConfigError, match=word):
         import_log(log, name="x", runs_dir=tmp_path / "r", given=given)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["batch_size = 'x'", "block_size = 0", "tokens per iteration will be: ,", "number of parameters: ...M",
+     "learning_rate = 'fast'", "max_iters = [1]", "n_layer = -3", "n_layer = 2.5", "dropout = 1e400",
+     "tokens per iteration will be: " + "9" * 5000, "found vocab_size = " + "9" * 5000, "n_layer = " + "(" * 3000,
+     "iter 9999999999999999999: loss 1, time 1ms", "iter 5: loss nan, time nanms", "iter 5: loss inf, time 1e400ms"],
+)  # fmt: skip
+def test_a_spoilt_line_is_a_sentence_or_passed_over(line: str, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(f"{line}\niter 0: loss 4.2, time 20ms, mfu 1%\n{line}\n")
+    try:
+        run = import_log(log, name="x", runs_dir=tmp_path / "r")
+    except ConfigError as error:
+        assert "\n" not in str(error) and not (tmp_path / "r").exists()
+    else:
+        assert run.summary()["step"] >= 1
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    place=st.integers(0, len(NANOGPT)), put=st.text("0123456789.,eE+-'\"=([ x\n", max_size=12), cut=st.integers(0, 20)
+)
+def test_any_spoilt_log_is_a_run_or_a_sentence(place: int, put: str, cut: int, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(NANOGPT[:place] + put + NANOGPT[place + cut :])
+    shutil.rmtree(tmp_path / "r", ignore_errors=True)
+    try:
+        import_log(log, name="x", runs_dir=tmp_path / "r").summary()
+    except ConfigError as error:
+        assert "\n" not in str(error) and not (tmp_path / "r").exists()
 
 
 def test_a_log_is_data(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.presets import preset
 from gptlab.recording import Claim, RunWriter, create_run
-from gptlab.runs import Run, read_json
+from gptlab.runs import Run, read_json, write_json
 from gptlab.sweeps import Sweep, sweep
 
 
@@ -180,6 +180,51 @@ def test_a_run_that_another_process_trains_is_waited_for(base: TrainConfig, tmp_
     assert not begun.wait(0.3) and here.started == []
     elsewhere.handles["s-1x2x64"].end("finished")
     assert begun.wait(10) and here.started == [("launch", "s-2x2x64")]
+
+
+def test_a_run_that_another_process_begins_at_this_moment_is_waited_for(base: TrainConfig, tmp_path: Path) -> None:
+    elsewhere = FakeLauncher(held=True)
+
+    class Late(FakeLauncher):
+        """Another is quicker, between the look at the folder and the launch."""
+
+        def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Pretended:
+            elsewhere.launch(config, name=name, runs_dir=runs_dir)
+            return super().launch(config, name=name, runs_dir=runs_dir)
+
+    begun = sweep(base, {"n_layer": [1]}, name="s", runs_dir=tmp_path, launcher=Late())
+    assert not begun.wait(0.3)
+    elsewhere.handles["s-1x2x64"].end("finished")
+    assert begun.wait(10) and begun.rows()[0]["state"] == "finished" and begun.rows()[0]["reason"] is None
+
+
+@pytest.mark.parametrize("name", ["x" * 98, "漢" * 66])
+def test_cells_that_would_share_a_run_are_refused(base: TrainConfig, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="use a shorter one"):
+        sweep(base, {"n_embd": [64, 128]}, name=name, runs_dir=tmp_path / "r", launcher=FakeLauncher())
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"base": 3}, {"base": {"n_hade": 1}}, {"cells": 5}, {"cells": [1]}, {"cells": [{}]}, {"cells": None},
+     {"cells": [{"name": "../../x", "values": {}, "reason": None}]},
+     {"cells": [{"name": "a", "values": {"n_hade": 1}, "reason": None}]}],
+)  # fmt: skip
+def test_a_manifest_that_is_spoilt_is_a_sentence(base: TrainConfig, tmp_path: Path, spoilt: dict[str, Any]) -> None:
+    assert sweep(base, {"n_layer": [1]}, name="s", runs_dir=tmp_path, launcher=FakeLauncher()).wait(10)
+    path = tmp_path / "s.sweep.json"
+    write_json(path, (read_json(path) or {}) | spoilt)
+    with pytest.raises(ConfigError, match=r"s\.sweep\.json cannot be read"):
+        Sweep.open("s", tmp_path)
+
+
+def test_a_cell_whose_run_is_spoilt_leaves_the_table_whole(base: TrainConfig, tmp_path: Path) -> None:
+    done = sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=FakeLauncher())
+    assert done.wait(10)
+    (tmp_path / "s-1x2x64" / "run.json").write_text("{")
+    one, two = Sweep.open("s", tmp_path).rows()
+    assert two["val_loss"] == 1.5 and "run.json" in one["reason"] and one["state"] == "finished"
 
 
 def test_a_text_or_a_machine_that_cannot_is_a_reason(base: TrainConfig, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from gptlab import checkpoint, corpus
 from gptlab.assembly import Setting
 from gptlab.checkpoint import CheckpointError
-from gptlab.config import TrainConfig
+from gptlab.config import ConfigError, TrainConfig
 from gptlab.evaluation import Score
 from gptlab.parallel.world import World
 from gptlab.recording import RunWriter, create_run
@@ -258,6 +258,18 @@ def test_the_tokenizer_travels_with_the_checkpoint(config: TrainConfig, tmp_path
     model, state = checkpoint.load_model(elsewhere)
     tokenizer = from_meta(state["tokenizer"])
     assert tokenizer.vocab_size == model.config.vocab_size and tokenizer.decode(tokenizer.encode("def x:")) == "def x:"
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+    """Of as many characters, so that every shape fits; only the text that ids mean is another."""
+    other = tmp_path / "other.txt"
+    other.write_text("".join(chr(0x4E00 + ord(char)) for char in Path(config.data).read_text()))
+    run, train = start(config, tmp_path, "a")
+    train.run()
+    theirs, swapped = start(config.replace(data=str(other)), tmp_path, "b")
+    shutil.copytree(run.path / "checkpoints", theirs.path / "checkpoints")
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        swapped.resume()
 
 
 def test_a_stop_leaves_a_checkpoint(config: TrainConfig, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from gptlab import initial, weights
 from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.given import read_object
 from gptlab.presets import PRESETS, preset
 from gptlab.runs import Run
 
@@ -124,8 +125,8 @@ def config_of_model(name: str, runs_dir: str | None = None, **changes: Any) -> T
         n_layer, n_head, n_embd = map(int, shape.groups())
         return TrainConfig.from_dict({"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd} | changes)
     path = Path(name).expanduser()
-    if path.suffix == ".json" and path.is_file():
-        return TrainConfig.from_dict(weights.read_json(path) | changes)
+    if path.suffix == ".json":
+        return TrainConfig.from_dict(read_object(path, "a config") | changes)
     if (path / "config.json").is_file():
         found = weights.read_config(path)
         vocabulary = {"vocab_size": found.vocab_size} if found else {}

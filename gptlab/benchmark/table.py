@@ -11,13 +11,13 @@ with older ones (`baseline.py`).
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gptlab import csvfile
 from gptlab.benchmark.accuracy import RAN
 from gptlab.benchmark.cells import Cell
 from gptlab.benchmark.provenance import noise, of_code
@@ -91,16 +91,12 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     plain = [name for name in names if not any(isinstance(row.get(name), list | dict) for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, plain, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    csvfile.write_csv(path, plain, rows)
 
 
 def read_csv(path: Path) -> list[Row]:
     """Rows as `write_csv` wrote them: numbers where they are some, None where nothing stands."""
-    with open(path, newline="") as file:
-        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    return [{name: _value(text) for name, text in row.items()} for row in csvfile.read_rows(path)]
 
 
 def _value(text: str | None) -> Any:

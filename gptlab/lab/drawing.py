@@ -22,7 +22,6 @@ Left out on purpose: what the picture looks like (`figures.py`, `tables.py`, `ti
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import math
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gptlab.csvfile import write_csv
 from gptlab.lab import figures, tables, tiles
 from gptlab.lab.comparing import comparison
 from gptlab.lab.gathering import Gatherer, marks
@@ -180,12 +180,8 @@ def save(stem: Path, series: Sequence[figures.Series], rows: Sequence[dict[str, 
     figures.save(figure, vector, description=figures.describe(series))
     if not rows:
         return [str(picture), str(vector)]
-    table, beside = stem.with_name(stem.name + ".csv"), stem.with_name(f".{stem.name}.{os.getpid()}")
-    with open(beside, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(beside, table)
+    table = stem.with_name(stem.name + ".csv")
+    write_csv(table, list(dict.fromkeys(name for row in rows for name in row)), rows)
     return [str(picture), str(vector), str(table)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptlab.config import ConfigError
 from gptlab.grid import SHAPE
 from gptlab.lab import figures, tables
 from gptlab.runs import Run, list_runs
@@ -74,7 +75,7 @@ class Gatherer:
         colours = {row["name"]: place for place, row in enumerate(owners)}
         series = []
         for row in drawn:
-            shape = figures.TIMES.join(str(row[field]) for field in SHAPE)
+            shape = figures.TIMES.join(str(row.get(field, "?")) for field in SHAPE)
             name = str(row["name"])
             label = shape if found is not None else name
             series.append(self._read(started[name], label) if name in started else figures.empty(name, label))
@@ -83,7 +84,11 @@ class Gatherer:
     def _read(self, run: Run, label: str) -> figures.Series:
         mark = (mark_of(run.path / "metrics.jsonl"), label)
         if run.path not in self._series or self._series[run.path][0] != mark:
-            self._series[run.path] = (mark, figures.read(run, label))
+            try:
+                found = figures.read(run, label)
+            except ConfigError:  # the table says why it cannot be read
+                found = figures.empty(run.name, label)
+            self._series[run.path] = (mark, found)
         return self._series[run.path][1]
 
 

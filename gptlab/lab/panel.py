@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from gptlab.config import ConfigError, TrainConfig, field_types
+from gptlab.grid import check_count
 from gptlab.lab import plan
 from gptlab.lab.choosers import SENSIBLE, Axis, field_widget, read_field, write_field
 from gptlab.lab.desk import Part
@@ -136,6 +137,7 @@ class ConfigPanel(Part):
             ConfigError: a field or value that cannot be; nothing is changed then.
         """
         grid = {name: choice.pop(name) for name in list(choice) if name in self.axes}
+        check_count(max((len(values) for values in grid.values() if isinstance(values, Sequence)), default=0))
         grid = {name: list(values) if isinstance(values, Sequence) else [values] for name, values in grid.items()}
         for name, values in grid.items():
             for value in values:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
+from traitlets import TraitError
+
+from gptlab.config import ConfigError
 
 FONT = "font-family:var(--jp-ui-font-family,sans-serif);font-size:13px;line-height:1.5"
 BAD, QUIET = "var(--jp-error-color1,#b3261e)", "var(--jp-ui-font-color2,#586069)"
@@ -101,6 +104,28 @@ def call(function: str, /, *values: Any, **named: Any) -> str:
     """A call as it is typed."""
     inside = [repr(value) for value in values] + [f"{key}={value!r}" for key, value in named.items()]
     return f"{function}({', '.join(inside)})"
+
+
+def set_value(widget: Any, name: str, value: Any) -> None:
+    """Sets what a widget says, as a call from a cell does.
+
+    Raises:
+        ConfigError: a value that it cannot have; it keeps the one it had.
+    """
+    low, high = getattr(widget, "min", None), getattr(widget, "max", None)
+    if low is not None and high is not None:
+        whole = type(widget.value) is int  # ipywidgets would cut off what is behind the point
+        legal = f"give a {'whole ' * whole}number from {low:g} to {high:g}"
+        if type(value) not in ((int,) if whole else (int, float)) or not low <= value <= high:
+            raise ConfigError(f"{name} {value!r} cannot be chosen: {legal}.")
+    elif hasattr(widget, "options"):
+        legal = "choose one of " + ", ".join(str(one[1] if isinstance(one, tuple) else one) for one in widget.options)
+    else:
+        legal = "give true or false" if isinstance(widget.value, bool) else "give a text"
+    try:
+        widget.value = value
+    except TraitError:
+        raise ConfigError(f"{name} {value!r} cannot be chosen: {legal}.") from None
 
 
 def set_options(widget: Any, options: Sequence[Any]) -> None:

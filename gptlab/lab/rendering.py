@@ -14,6 +14,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gptlab.jsonfile import replacing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -111,18 +113,15 @@ def _group(text: str, name: str) -> tuple[int, int]:
 
 def save(figure: Figure, path: str | Path, *, description: str = "") -> Path:
     """Writes the picture as PNG (200 dots an inch) or SVG, by the ending; the file is whole or not there."""
-    import os
-
     import matplotlib
 
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    if path.suffix == ".svg":
-        beside.write_text(_element(figure, description, transparent=False), encoding="utf-8")
-    else:
-        with matplotlib.rc_context(settings()):
-            figure.savefig(beside, format="png", dpi=DOTS["file"], facecolor=figure.get_facecolor())
-    os.replace(beside, path)
+    with replacing(path) as beside:
+        if path.suffix == ".svg":
+            beside.write_text(_element(figure, description, transparent=False), encoding="utf-8")
+        else:
+            with matplotlib.rc_context(settings()):
+                figure.savefig(beside, format="png", dpi=DOTS["file"], facecolor=figure.get_facecolor())
     return path
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gptlab.config import ConfigError
+from gptlab.given import check_output
+from gptlab.jsonfile import replacing
 from gptlab.runs import Run
 
 _PAGE = """<!doctype html>
@@ -54,11 +56,12 @@ def write(runs: Sequence[Run], path: str | os.PathLike[str], *, title: str = "")
     Raises:
         ConfigError: no runs, or a folder that cannot be written.
     """
-    text, path = page(runs, title=title), Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    path = Path(path)
+    check_output(path, "--out")
+    text = page(runs, title=title)
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")  # names need not be Unicode
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): give another --out.") from None
     return path

@@ -27,7 +27,7 @@ from gptlab.lab.actions import Actions
 from gptlab.lab.curves import XAxis
 from gptlab.lab.desk import Part
 from gptlab.lab.naming import sweeps_in
-from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, wide
+from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, set_value, wide
 from gptlab.lab.reporting import Reports
 from gptlab.lab.viewbar import ViewBar
 from gptlab.runs import Run, default_runs_dir, list_runs
@@ -93,12 +93,18 @@ class RunsView(Part):
 
     def show(self, sweep: str | None = None, *, x: XAxis | None = None, log_x: bool | None = None,
              log_y: bool | None = None) -> None:  # fmt: skip
-        """Shows another sweep of the folder ("" for every run), or draws the axes otherwise."""
-        for widget, value in ((self._bar.x, x), (self._bar.log_x, log_x), (self._bar.log_y, log_y)):
+        """Shows another sweep of the folder ("" for every run), or draws the axes otherwise.
+
+        Raises:
+            ConfigError: a value that cannot be.
+        """
+        for name, widget, value in (
+            ("x", self._bar.x, x), ("log_x", self._bar.log_x, log_x), ("log_y", self._bar.log_y, log_y)
+        ):  # fmt: skip
             if value is not None:
-                widget.value = value
+                set_value(widget, name, value)
         if sweep is not None:
-            self._bar.choose(sweep)
+            self._bar.choose(str(sweep))
         self.due = 0.0
 
     def sort(self, column: str | None, *, descending: bool = False) -> None:

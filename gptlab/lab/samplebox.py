@@ -22,7 +22,7 @@ import ipywidgets as widgets
 
 from gptlab.config import ConfigError
 from gptlab.lab.desk import Part
-from gptlab.lab.parts import CodeBox, button, call, fold, message, row, set_options, set_text, wide
+from gptlab.lab.parts import CodeBox, button, call, fold, message, row, set_options, set_text, set_value, wide
 from gptlab.lab.process import Process
 from gptlab.runs import Run, default_runs_dir, list_runs
 
@@ -89,9 +89,15 @@ class SampleBox(Part):
         """Begins a text; what is left out stays as the widgets say. `done` waits for its end.
 
         Raises:
-            ConfigError: no run of that name, or one without a checkpoint.
+            ConfigError: no run of that name, one without a checkpoint, or a value that cannot be.
         """
         self.check_open()
+        for name, widget, value in (
+            ("prompt", self._prompt, prompt), ("temperature", self._temperature, temperature),
+            ("top_k", self._top_k, top_k), ("tokens", self._tokens, tokens), ("seed", self._seed, seed),
+        ):  # fmt: skip
+            if value is not None:
+                set_value(widget, name, value)
         if run is not None:
             found = Run.open(run, self.runs_dir)
             if not found.checkpoints():
@@ -99,10 +105,6 @@ class SampleBox(Part):
             if found.name not in self._run.options:
                 self._run.options = [found.name, *self._run.options]
             self._run.value = found.name
-        for widget, value in ((self._prompt, prompt), (self._temperature, temperature), (self._top_k, top_k),
-                              (self._tokens, tokens), (self._seed, seed)):  # fmt: skip
-            if value is not None:
-                widget.value = value
         self._idle.clear()
         self.post.put("sample")
 

@@ -25,7 +25,7 @@ from gptlab import sweeps
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.lab.naming import sweep_name
 from gptlab.lab.panel import BASE, ConfigPanel, _warm_launcher
-from gptlab.lab.parts import button, call, fold, row, set_text, wide
+from gptlab.lab.parts import button, call, fold, row, set_text, set_value, wide
 from gptlab.runs import list_runs
 
 GRID: dict[str, list[int]] = {"n_layer": [1, 2, 4], "n_head": [2, 3], "n_embd": [64, 96]}
@@ -97,7 +97,7 @@ class SweepPanel(ConfigPanel):
         """
         self.check_open()
         if at_once is not None:
-            self._at_once.value = at_once
+            set_value(self._at_once, "at_once", at_once)
         self.post.put("watch", self._start())
 
     def stop(self) -> None:

@@ -53,9 +53,12 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     rows = []
     for run in runs:
-        error = run.error() if run.state == "failed" else None
-        reason = f"{error['type']}: {error['message']}" if error else None
-        rows.append(run.summary() | {"parameters": costs.parameters(run.config).total, "reason": reason})
+        row = run.row()
+        if "n_layer" in row:  # it can be read
+            error = run.error() if row["state"] == "failed" else None
+            reason = f"{error.get('type')}: {error.get('message')}" if error else None
+            row |= {"parameters": costs.parameters(run.config).total, "reason": reason}
+        rows.append(row)
     return rows
 
 

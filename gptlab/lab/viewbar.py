@@ -14,7 +14,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from gptlab.config import ConfigError, did_you_mean
-from gptlab.lab.parts import SMALL, row, set_options
+from gptlab.lab.parts import SMALL, row, set_options, set_value
 from gptlab.lab.tables import COLUMNS
 
 ALL = "every run in the folder"
@@ -80,7 +80,8 @@ class ViewBar:
             known = [key for key in names if key]
             hint = did_you_mean(str(column), known)
             raise ConfigError(f"There is no column {column!r}{hint}: choose one of {', '.join(known)}.")
-        self.sort.value, self.down.value = names[column], descending
+        self.sort.value = names[column]
+        set_value(self.down, "descending", descending)
 
 
 def _check(description: str, tooltip: str) -> Any:

@@ -33,6 +33,7 @@ Left out on purpose: what a worker does (`worker.py`).
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -93,11 +94,15 @@ def launch(
         return starting.launch(config, name, runs_dir, engine)
     prepared = check(config, Path.cwd())
     initial.check(config, Path.cwd())
-    if not detach:
-        client.supervisor()
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     run = create_run(config, name, base.absolute(), cwd=str(Path.cwd()))
-    return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
+    try:
+        if not detach:
+            client.supervisor()
+        return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
+    except OSError as error:  # the disk took run.json, and no more
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, or choose another.") from None
 
 
 def resume(
@@ -136,8 +141,10 @@ def resume(
         text = run.info.get("data", {}).get("path")
         prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
         return _start(run, claim, cwd, prepared, detach)
-    except BaseException:
+    except BaseException as error:
         claim.release()
+        if isinstance(error, OSError):
+            raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, and resume.") from None
         raise
 
 
@@ -178,6 +185,9 @@ def check(config: TrainConfig, cwd: Path) -> bool:
     tasks.check_installed(config)
     check_devices(config)
     inside = cwd / config.data
-    data = str(inside) if inside.exists() else config.data
+    try:
+        data = str(inside) if config.data.strip() and inside.exists() else config.data
+    except OSError:  # a name that no file can have: the corpus says so
+        data = config.data
     corpus.check(data, config.tokenizer, config.block_size, config.task)
     return corpus.find(data, config.tokenizer, config.task) is not None

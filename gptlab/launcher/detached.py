@@ -22,7 +22,7 @@ from typing import Any
 
 from gptlab.launcher import client
 from gptlab.launcher.handle import Handle
-from gptlab.recording import Claim
+from gptlab.recording import Claim, no_link
 from gptlab.runs import Run
 
 
@@ -32,7 +32,7 @@ class Detached:
     def __init__(self, run: Run, claim: Claim, *, cwd: Path, prepared: bool, worker: str) -> None:
         self._sending = threading.Lock()
         order = {"path": str(run.path), "fd": claim.fileno(), "prepared": prepared, "worker": worker}
-        with open(run.path / "detached.log", "ab") as log:
+        with open(run.path / "detached.log", "ab", opener=no_link) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gptlab.launcher.detached", json.dumps(order)], cwd=cwd,
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=client.environment(),

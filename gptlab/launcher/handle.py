@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -99,14 +100,18 @@ class Handle:
             ConfigError: there is no such rank, or the run is over.
         """
         pids = self.run.status().get("pids", [])
-        if not 0 <= rank < max(1, len(pids)):
-            raise ConfigError(f"There is no rank {rank} in {self.name!r}: choose one from 0 to {len(pids) - 1}.")
+        if type(rank) is not int or not 0 <= rank < max(1, len(pids)):
+            raise ConfigError(
+                f"There is no rank {rank!r} in {self.name!r}: choose one from 0 to {max(0, len(pids) - 1)}."
+            )
         self._ask("kill worker", rank=rank)
 
     def _ask(self, do: str, **what: Any) -> None:
         """Tells the supervisor."""
         if self.status not in ACTIVE:
-            raise ConfigError(f"The run {self.name!r} is {self.status}: `gptlab train --resume {self.name}` goes on.")
+            raise ConfigError(
+                f"The run {self.name!r} is {self.status}: `gptlab train --resume {shlex.quote(self.name)}` goes on."
+            )
         try:
             self._client.send({"do": do, "path": str(self.run.path), **what})
         except OSError:

@@ -17,8 +17,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gptlab.config import GPTConfig
+from gptlab.config import ConfigError, GPTConfig
 from gptlab.kernels import LANES, compiler, refusal
+from gptlab.userfolder import cache_folder
 
 _HERE = Path(__file__).parent
 _SOURCES = (
@@ -49,7 +50,7 @@ def choose(asked: str, config: GPTConfig, device: str, dtype: str, attention: st
     if why is None:
         try:
             library(dtype)
-        except (BuildError, OSError) as error:
+        except (BuildError, ConfigError, OSError) as error:
             why = str(error)
     if why is None:
         return "native", "as asked" if asked == "native" else "auto: a kernel of our own serves this config here"
@@ -62,17 +63,13 @@ def compiled(dtype: str) -> Path:
     Raises:
         BuildError: there is no compiler, or it failed.
     """
-    import platformdirs
-
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler was found: install g++, or set CXX")
     flags = (*_FLAGS, *_OWN_FLAGS[dtype])
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
     text = "".join((_HERE / name).read_text() for name in _SOURCES) + " ".join(flags) + version
-    path = (
-        platformdirs.user_cache_path("gptlab") / "native" / f"gpt-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    )
+    path = cache_folder() / "native" / f"gpt-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -104,5 +101,5 @@ def compile_ahead() -> None:
     """Compiles what this machine can use, so that no run has to; what fails is said when a run asks for it."""
     for dtype in _OWN_FLAGS:
         if refusal(GPTConfig(), "cpu", dtype) is None:
-            with contextlib.suppress(BuildError, OSError):
+            with contextlib.suppress(BuildError, ConfigError, OSError):
                 compiled(dtype)

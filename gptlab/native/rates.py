@@ -17,7 +17,7 @@ from dataclasses import asdict
 import torch
 
 from gptlab import kernels
-from gptlab.config import GPTConfig
+from gptlab.config import ConfigError, GPTConfig
 from gptlab.counts import attention_flops_per_token, matmul_parameters
 from gptlab.kernels import KernelRates
 from gptlab.model import GPT
@@ -38,7 +38,7 @@ def measured(dtype: str, threads: int) -> KernelRates:
     found = kernels.cached_rates(dtype, threads)
     if found is None:
         found = measure(dtype, threads)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConfigError):
             path = kernels.rates_file()
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, (read_json(path) or {}) | {kernels.rates_key(dtype, threads): asdict(found)})

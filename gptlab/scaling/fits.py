@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gptlab.config import ConfigError
+from gptlab.fields import check_range
 from gptlab.scaling import laws
 
 DELTA = 1e-3
@@ -112,6 +113,8 @@ def fit(columns: Columns, loss: Sequence[float] | np.ndarray, *, delta: float = 
     Raises:
         Undetermined: the table cannot determine the law.
     """
+    check_range("delta", delta, 1e-12, 1e6)
+    check_range("draws", draws, 2, 1e6)
     y = np.asarray(loss, dtype=float)
     raw = np.column_stack([np.asarray(column, dtype=float) for column in columns.values()])  # (runs, K)
     names = tuple(columns)
@@ -250,6 +253,7 @@ def check(columns: Columns, loss: Sequence[float] | np.ndarray, *, hold_back: in
         Undetermined: what is left cannot determine the law.
     """
     names, y = list(columns), np.asarray(loss, dtype=float)
+    check_range("hold_back", hold_back, 1, len(y))
     raw = {name: np.asarray(columns[name], dtype=float) for name in names}
     order = np.argsort(np.prod([np.log(raw[name]) for name in names], axis=0) if len(names) == 1 else
                        np.sum([np.log(raw[name]) for name in names], axis=0), kind="stable")  # fmt: skip

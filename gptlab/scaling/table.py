@@ -8,7 +8,6 @@ Left out on purpose: the fits (`fits.py`).
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gptlab.config import ConfigError, GPTConfig, did_you_mean
+from gptlab.csvfile import read_rows
 
 CONVENTIONS = {
     "all": "all parameters (Hoffmann et al. 2022)",
@@ -85,13 +85,7 @@ def from_rows(
 
 def read_csv(path: Path, *, n: str | None = None, d: str | None = None, c: str | None = None, loss: str) -> Points:
     """`from_rows` of a CSV file with a line of names."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): give a CSV file with a line of names.") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise ConfigError(f"{path} is no CSV file: give one with a line of names.") from None
+    rows = read_rows(path)
     if not rows:
         raise ConfigError(f"{path} has no rows: give a CSV file with a line of names and a row a run.")
     return from_rows(rows, n=n, d=d, c=c, loss=loss)
