@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gptlab import checkpoint, compiling, costs, evaluation, initial, memory
+from gptlab import checkpoint, compiling, costs, evaluation, initial, manifest, memory
 from gptlab.assembly import Setting, assemble
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.corpus import Corpus
@@ -106,7 +106,7 @@ class Trainer:
             files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
             for name, kind in (("time_s", float), ("skipped_steps", int), ("tokenizer", dict)):
                 if not isinstance(state.get(name), kind):
-                    raise ConfigError(f"{found / checkpoint.STATE} does not say {name}: go on from another checkpoint.")
+                    raise ConfigError(f"{found / manifest.STATE} does not say {name}: go on from another checkpoint.")
             if state["tokenizer"] != self.corpus.tokenizer.to_meta():
                 raise ConfigError(
                     f"The checkpoint {found} was made with another tokenizer, so its ids mean other text than those of "
@@ -121,7 +121,7 @@ class Trainer:
             self._began = time.monotonic()
             self.say(f"resumed from {found.name}")
         elif weights := initial.read(self.config, self.say):
-            self.strategy.load({checkpoint.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
+            self.strategy.load({manifest.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
         self.pace.begin(self.done)
 
     def run(self) -> str:

@@ -14,9 +14,9 @@ from worlds import run_world
 from gptlab import evaluation, spread
 from gptlab.assembly import Setting, assemble
 from gptlab.batches import Tokens
-from gptlab.checkpoint import MODEL
 from gptlab.config import TrainConfig
 from gptlab.documents import Documents
+from gptlab.manifest import MODEL
 from gptlab.parallel.strategy import Files
 from gptlab.parallel.world import World
 

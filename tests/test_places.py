@@ -37,7 +37,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     plain = builtins.open
 
     def opened(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        made = plain(file, mode, *rest, **more)
+        made: Any = plain(file, mode, *rest, **more)
         return Full(made.detach()) if set(mode) & set("wax") and "b" not in mode else made
 
     return lambda: monkeypatch.setattr(builtins, "open", opened)

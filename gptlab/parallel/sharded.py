@@ -29,10 +29,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gptlab.checkpoint import MODEL, OPTIMIZER
 from gptlab.heads import tally
 from gptlab.loss import IGNORED
 from gptlab.making import first_weights
+from gptlab.manifest import MODEL, OPTIMIZER
 from gptlab.model import Block
 from gptlab.optimizer import optimizer_of
 from gptlab.parallel.strategy import Files, Work

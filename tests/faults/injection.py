@@ -103,12 +103,12 @@ def _around_steps(path: Path, faults: list[dict[str, Any]]) -> None:
 
 
 def _amid_saves(path: Path, faults: list[dict[str, Any]]) -> None:
-    from gptlab import checkpoint
+    from gptlab import checkpoint, manifest
 
     whole: Callable[..., None] = vars(checkpoint)["write_json"]
 
     def write_json(target: Path, value: Any, **more: Any) -> None:
-        if target.name == checkpoint.STATE:  # the tensors lie there, but neither this nor a manifest
+        if target.name == manifest.STATE:  # the tensors lie there, but neither this nor a manifest
             _strike(path, [fault for fault in faults if value["step"] == fault["step"]])
         whole(target, value, **more)
 

@@ -25,8 +25,8 @@ from gptlab import compiling, initial
 from gptlab.assembly import Setting, assemble
 from gptlab.batches import Batches, micro_batches, share
 from gptlab.benchmark.cells import Cell
-from gptlab.checkpoint import MODEL
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
+from gptlab.manifest import MODEL
 from gptlab.model import GPT
 from gptlab.parallel.replicated import Replicated
 from gptlab.parallel.sharded import Sharded

@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptlab.attention import Attention
-from gptlab.checkpoint import MODEL, OPTIMIZER
 from gptlab.cuts import layers_of_stages
 from gptlab.making import first_weights, whole_shapes
+from gptlab.manifest import MODEL, OPTIMIZER
 from gptlab.optimizer import optimizer_of
 from gptlab.pace import COMMUNICATION
 from gptlab.parallel.pipeline.cutting import Part, make_part
