@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -532,3 +533,13 @@ def test_a_dead_supervisor_is_followed_by_another(tinytext: Path) -> None:
     until(lambda: not psutil.pid_exists(before.process.pid) and not before.folder.exists(), 10.0)  # no zombie, no file
     assert launcher.launch(small(tinytext, max_iters=2)).wait(60)["status"] == "finished"
     assert client.supervisor().process.pid != before.process.pid
+
+
+def test_a_long_temporary_folder_leaves_room_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    for usual, wanted in ((long, "/tmp"), (Path("/tmp"), "/tmp")):
+        monkeypatch.setattr(tempfile, "tempdir", str(usual))
+        made = vars(client)["_folder"]()
+        assert str(made.parent) == wanted and made.is_dir()
+        made.rmdir()

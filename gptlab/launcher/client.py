@@ -30,6 +30,9 @@ from gptlab.runs import Run
 
 WORKER = "gptlab.worker:run_rank"
 """What every rank runs."""
+SOCKETS = 60
+"""Longest name of a folder, in bytes, below which processes can meet: a Unix socket's path has at most 107, and the
+fork server's lies two names deeper."""
 _starting = threading.Lock()
 
 
@@ -75,13 +78,19 @@ def _of_process(pid: int) -> Client:
     return Client()
 
 
+def _folder() -> Path:
+    """A new one for temporary files; where TMPDIR is too long a name for sockets, in /tmp."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gptlab-", dir=usual if len(os.fsencode(usual)) <= SOCKETS else "/tmp"))  # noqa: S108
+
+
 class Client:
     """A supervisor process, seen from the one that started it."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._sending = threading.Lock()
-        self.folder = Path(tempfile.mkdtemp(prefix="gptlab-"))  # the supervisor's temporary files, and its own log
+        self.folder = _folder()  # the supervisor's temporary files, and its own log
         self._socket, theirs = socket.socketpair()
         with theirs, open(self.folder / "supervisor.log", "wb") as log:
             self.process = subprocess.Popen(

@@ -143,11 +143,17 @@ def _strike(path: Path, faults: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Under torchrun: `injection.py RUN`. Its attempt is the restart's number, from 1."""
+    """Under torchrun: `injection.py RUN`. Faults come in once the worker knows its attempt, as a requeued job's first
+    start is not its first attempt."""
     from gptlab import worker
 
-    path = Path(sys.argv[1])
-    inject(path, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1, int(os.environ["RANK"]))
+    path, whole = Path(sys.argv[1]), vars(worker)["_run"]
+
+    def run(path: Path, attempt: int, *given: Any, **more: Any) -> None:
+        inject(path, attempt, int(os.environ["RANK"]))
+        whole(path, attempt, *given, **more)
+
+    vars(worker)["_run"] = run
     worker.main(["--run", str(path)])
 
 
