@@ -128,7 +128,7 @@ def test_the_torchbench_preset_times_what_that_folder_times() -> None:
         (["generate", "tiny", "--new-tokens", "128"], "16 and 128 tokens are more than block_size 64"),
         (["generate", "10m", "--tune"], "nothing to tune"),
         (["train", "tiny", "--output", "x.xls"], "use .csv"),
-        (["train", "tiny", "--baseline", "nothing.csv"], "cannot be read"),
+        (["train", "tiny", "--baseline", "nothing.csv"], "There is no file"),
         (["train", "tiny", "--float16", "--amp"], "exclude each other"),
     ],
 )

@@ -97,7 +97,7 @@ def test_links_lead_somewhere() -> None:
             assert target.startswith("https://") or (path.parent / target).exists(), (path, target)
 
 
-@pytest.mark.parametrize("name", ["README.md", "gptlab/docs/how-it-works.md"])
+@pytest.mark.parametrize("name", [pytest.param("README.md", marks=pytest.mark.slow), "gptlab/docs/how-it-works.md"])
 def test_python_is_run_from_top_to_bottom(name: str, tinytext: Path, tmp_path: Path) -> None:
     (tmp_path / "mytext.txt").write_text(tinytext.read_text())
     code = PRELUDE + "\n".join(text for language, text in blocks(ROOT / name) if language == "python")
@@ -110,6 +110,7 @@ def test_python_is_run_from_top_to_bottom(name: str, tinytext: Path, tmp_path: P
     assert states and set(states) == {"finished"}
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_do_what_it_says(
     tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def check(strategy: str, size: int, goes: int, schedules: tuple[str, ...]) -> No
         assert loss <= 2 * loss_rounding and gradient <= 2 * rounding, label
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("pp", 2)])
+@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), pytest.param("pp", 2, marks=pytest.mark.slow)])
 def test_half_precision_over_several_processes_is_that_of_one(strategy: str, size: int) -> None:
     check(strategy, size, 2, SCHEDULES)
 

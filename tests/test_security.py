@@ -107,6 +107,7 @@ def holders(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and PLANTED.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_environment_is_written_down(tinytext: Path, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path

@@ -81,7 +81,8 @@ def _of_process(pid: int) -> Client:
 def _folder() -> Path:
     """A new one for temporary files; where TMPDIR is too long a name for sockets, in /tmp."""
     usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="gptlab-", dir=usual if len(os.fsencode(usual)) <= SOCKETS else "/tmp"))  # noqa: S108
+    fits = len(os.fsencode(usual)) <= SOCKETS
+    return Path(tempfile.mkdtemp(prefix="gptlab-", dir=usual if fits else "/tmp"))  # noqa: S108 - mkdtemp's own name
 
 
 class Client:
