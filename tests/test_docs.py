@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import pkgutil
 import re
@@ -82,8 +83,12 @@ def test_every_block_is_of_a_kind_that_is_tried(path: Path) -> None:
             compile(text, str(path), "exec")  # and run, below
             continue
         first = text.split()[0]
-        assert first in ("gptlab", "make") or "iter 10:" in text or "    " in text or first.startswith("{"), text
+        assert first in ("gptlab", "make", "python") or "iter 10:" in text or "    " in text or first.startswith("{"), (
+            text
+        )
         for line in text.splitlines():
+            if line.startswith("python -m "):
+                assert importlib.util.find_spec(line.split()[2]), line
             if line.startswith("make "):
                 words = line.partition("#")[0].split()[1:]
                 assert {word for word in words if "=" not in word} <= targets, line
