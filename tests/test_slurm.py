@@ -242,6 +242,7 @@ def test_two_nodes_requeued_amid_the_run_and_a_killed_rank_equal_a_local_run(clu
     assert losses(run) == losses(local.run)
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_again_ends_the_job(cluster: None, tinytext: Path, tmp_path: Path) -> None:
     text = tmp_path / "gone.txt"
     shutil.copy(tinytext, text)

@@ -231,6 +231,7 @@ def test_a_killed_rank_is_replaced_and_the_losses_are_equal(
     assert not workers(handle.run)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_replaced(tinytext: Path, unbroken: dict[int, float], tidy: list[Handle]) -> None:
     """One that sleeps is a case of the fault campaign, and both are of test_lookout.py."""
     handle = gptlab.launch(small(tinytext, hang_timeout_s=2.0), name="run", engine=Torchrun())
