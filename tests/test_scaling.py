@@ -195,5 +195,5 @@ def test_any_table_is_read_and_compute_gives_tokens(tmp_path: Path) -> None:
     assert list(points.columns["D"]) == [1e8, 1e9]
     with pytest.raises(ConfigError, match="did you mean 'params'"):
         scaling.read_csv(path, n="param", loss="final")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="There is no file"):
         scaling.read_csv(tmp_path / "none.csv", n="params", loss="final")
