@@ -133,7 +133,7 @@ def test_launch_returns_at_once_and_a_warm_run_steps_soon(tinytext: Path) -> Non
         began = time.monotonic()
         handle = launcher.launch(small(tinytext, max_iters=2))
         returned.append(time.monotonic() - began)
-        until(lambda handle=handle: handle.metrics(), 30)
+        until(handle.metrics, 30)
         stepped.append(time.monotonic() - began)
         handle.wait(60)
     assert min(returned) < 0.05 and min(stepped) < 1.5, (returned, stepped)
