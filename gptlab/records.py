@@ -64,5 +64,7 @@ def _fits(name: str, value: Any) -> bool:
     if name in _AMOUNTS:
         return type(value) in (int, float) and -LARGEST < value < LARGEST
     if name in _LOSSES:
-        return type(value) in (int, float) and (not math.isfinite(value) or -LARGEST < value < LARGEST)
+        if type(value) is float and not math.isfinite(value):
+            return True
+        return type(value) in (int, float) and -LARGEST < value < LARGEST
     return True
