@@ -9,11 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from gptlab import hardware, kernels, peaks
 
 # Threads that wait for each other spin: on a busy machine small models are many times slower with two than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Hypothesis tries the same cases each time, so that a change is to blame for what fails; new ones with the slow tests.
+settings.register_profile("repeatable", derandomize="GPTLAB_SLOW" not in os.environ, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -128,6 +128,7 @@ def test_the_published_module_in_traced_stages(task: Any, schedule: str, micro: 
 
 
 @needs_transformers
+@pytest.mark.slow
 def test_the_published_module_in_stages_and_replicas_goes_on_from_another_world() -> None:
     base = CONFIG.replace(task="lm", model="huggingface", vocab_size=65)
     config = base.replace(strategy="pp+ddp", stages=2, nproc=4, pipeline_micro_batches=2, vocab_size=65)

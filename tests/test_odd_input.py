@@ -132,7 +132,7 @@ def test_folders_that_hold_no_runs_are_refused(folder: str, capsys: pytest.Captu
     assert main(["runs", "--runs-dir", folder]) in (0, 2)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.text(max_size=120) | st.text("漢éx.-_ ", min_size=1, max_size=120))
 def test_a_name_works_everywhere_or_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "names"
@@ -182,7 +182,7 @@ def any_value() -> st.SearchStrategy[Any]:
     return plain | st.lists(plain, max_size=2) | st.dictionaries(st.text(max_size=3), plain, max_size=2)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from([*field_types(TrainConfig), "n_lyer", ""]), any_value(), max_size=4))
 def test_any_settings_are_a_config_or_a_sentence(values: dict[str, Any]) -> None:
     try:

@@ -139,6 +139,7 @@ def check(config: TrainConfig, alone: Trained, found: list[Trained]) -> None:
     assert all(torch.equal(ends[0], end) for end in ends), label
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_under_every_schedule_in_one_two_and_four_passes() -> None:
     alone = train(ALONE, CONFIG)
     configs = [config for passes in (1, 2, 4) for config in variants(CONFIG, "pp", 2, passes)]

@@ -68,7 +68,7 @@ def restored(pair: Path) -> Path:
     return pair / "spoilt"
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), entries=RECORD)
 def test_whatever_a_record_says_readers_answer(pair: Path, name: str, entries: dict[str, Any]) -> None:
     path = restored(pair) / name
@@ -77,7 +77,7 @@ def test_whatever_a_record_says_readers_answer(pair: Path, name: str, entries: d
     look(pair)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, ANYTHING)) | ANYTHING, max_size=5))
 @example(rows=[{"val_loss": 10**400}])
 def test_whatever_rows_say_readers_answer(pair: Path, rows: list[Any]) -> None:

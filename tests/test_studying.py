@@ -203,7 +203,7 @@ def test_a_spoilt_line_is_a_sentence_or_passed_over(line: str, tmp_path: Path) -
         assert run.summary()["step"] >= 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     place=st.integers(0, len(NANOGPT)), put=st.text("0123456789.,eE+-'\"=([ x\n", max_size=12), cut=st.integers(0, 20)
 )
