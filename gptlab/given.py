@@ -41,10 +41,10 @@ def check_input(path: Path, what: str) -> None:
             raise ConfigError(f"{path} is {kind}: give {what}.")
         with open(path, "rb"):
             pass
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:  # a name too long, a circle of links, a NUL
         why = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{str(path)[:200]} cannot be read ({why}): give {what}.") from None
 
 
@@ -98,8 +98,8 @@ def check_output(path: Path, flag: str, *, endings: tuple[str, ...] = (), makes_
         with tempfile.TemporaryFile(dir=folder) as tried:  # without a name: what permissions do not say, a try does
             tried.write(bytes(4096))
             tried.flush()
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{flag} {str(path)[:80]!r} cannot be written ({why}): name another.") from None

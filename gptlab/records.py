@@ -61,10 +61,8 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, list)
     if name in _COUNTS:
         return type(value) is int and 0 <= value <= _COUNTS[name]
-    if name in _AMOUNTS:
-        return type(value) in (int, float) and -LARGEST < value < LARGEST
-    if name in _LOSSES:
-        if type(value) is float and not math.isfinite(value):
-            return True
+    if name in _LOSSES and type(value) is float and not math.isfinite(value):
+        return True
+    if name in _AMOUNTS or name in _LOSSES:
         return type(value) in (int, float) and -LARGEST < value < LARGEST
     return True

@@ -5,35 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from labtools import FakeLauncher, made_run, until
 from labtools import launcher as launcher
+from labtools import made_run, until
+from labtools import make as make
 
 from gptlab.config import ConfigError
 from gptlab.jsonfile import write_json
 
 pytest.importorskip("ipywidgets", reason="the lab's widgets are not installed")
-
-
-@pytest.fixture
-def make(launcher: FakeLauncher) -> Iterator[Callable[..., Any]]:
-    """Makes parts of the lab, and closes them."""
-    made: list[Any] = []
-
-    def one(part: str, /, *values: Any, **named: Any) -> Any:
-        import gptlab.lab
-
-        made.append(getattr(gptlab.lab, part)(*values, **named))
-        return made[-1]
-
-    yield one
-    for part in made:
-        part.close()
 
 
 ODD: tuple[Any, ...] = ("x", "", -1, math.nan, math.inf, 10**400, 2.5, [], ["x"], {}, None, True, range(10**9))

@@ -23,10 +23,8 @@ Left out on purpose: what the picture looks like (`figures.py`, `tables.py`, `ti
 from __future__ import annotations
 
 import html
-import json
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ from gptlab.lab import figures, tables, tiles
 from gptlab.lab.comparing import comparison
 from gptlab.lab.gathering import Gatherer, marks
 from gptlab.lab.naming import sweeps_in
+from gptlab.lab.process import serve
 from gptlab.runs import ACTIVE, Run
 
 SHARE = 0.1
@@ -191,13 +190,7 @@ def main() -> None:
     painter = Painter()
     # A picture of nothing loads fonts and backends before anyone waits for them.
     figures.svg(figures.draw([]), "")
-    for line in sys.stdin:
-        try:
-            answer = painter.look(json.loads(line))
-        except Exception as error:  # a directory that vanished or was written by hand: said, not fatal
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    serve(painter.look)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,19 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The process's side: a line for each request until standard input ends; one that fails is answered `error`."""
+    for line in sys.stdin:
+        try:
+            found = answer(json.loads(line))
+        except Exception as error:  # a directory that vanished or was written by hand: said, not fatal
+            found = {"error": f"{type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
 
 
 class Process:

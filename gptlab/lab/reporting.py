@@ -12,15 +12,13 @@ Left out on purpose: what stands on the page (`report.py`).
 from __future__ import annotations
 
 import html
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gptlab.lab.process import Process
+from gptlab.lab.process import Process, serve
 from gptlab.runs import Run
 
 
@@ -70,23 +68,22 @@ class Reports:
         self.link.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
 
 
-def main() -> None:
-    """The process's side: answers a request a line until standard input ends."""
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """The path of the page that a request asks for, or why there is none."""
     from gptlab.config import ConfigError
     from gptlab.lab import report
 
+    try:
+        path = report.write([Run(run) for run in asked["runs"]], Path(asked["path"]), title=asked["title"])
+    except ConfigError as error:
+        return {"error": str(error)}
+    return {"path": str(path)}
+
+
+def main() -> None:
+    """Answers requests until standard input ends."""
     os.nice(5)  # training and the user's cells come first
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            path = report.write([Run(run) for run in asked["runs"]], Path(asked["path"]), title=asked["title"])
-            answer = {"path": str(path)}
-        except ConfigError as error:
-            answer = {"error": str(error)}
-        except Exception as error:  # a directory that vanished or was written by hand: said, not fatal
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    serve(answer)
 
 
 if __name__ == "__main__":

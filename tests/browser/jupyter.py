@@ -5,6 +5,7 @@ Left out on purpose: what is clicked and expected (`test_*_notebook.py`).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -18,12 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 ARTEFACTS = Path(__file__).parent / "artefacts"
 """Where screenshots are left for a person to look at."""
+PATIENCE_MS = 300_000  # a test machine may train other things meanwhile
 
 
 def chromium() -> str | None:
@@ -32,6 +36,14 @@ def chromium() -> str | None:
         if found := shutil.which(name):
             return found
     return None
+
+
+NEEDED = [
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="jupyterlab is not installed"),
+    pytest.mark.skipif(chromium() is None, reason="no chromium on the PATH (apt-get install chromium)"),
+]
+"""A module's marks: what these tests cannot do without."""
 
 
 @contextmanager

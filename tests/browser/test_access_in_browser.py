@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -16,12 +15,7 @@ import jupyter
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="jupyterlab is not installed"),
-    pytest.mark.skipif(jupyter.chromium() is None, reason="no chromium on the PATH (apt-get install chromium)"),
-]
-PATIENCE_MS = 300_000  # a test machine may train other things meanwhile
+pytestmark = jupyter.NEEDED
 MOST_TABS = 80
 """Presses of Tab after which a widget counts as out of a keyboard's reach."""
 COLOURLESS = "html {filter: grayscale(1)}"
@@ -53,7 +47,7 @@ def test_main_act_by_keyboard_alone_without_colour(name: str, width: int, zoom: 
     environment = {"GPTLAB_BUDGET": "test", "GPTLAB_RUNS": str(folder / "runs")}
     opened = jupyter.page(width=width, height=1500, zoom=zoom)
     with jupyter.jupyterlab(folder, **environment) as address, opened as page:
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(jupyter.PATIENCE_MS)
         jupyter.open_notebook(page, address, folder, "01_sweep.ipynb")
         page.add_style_tag(content=COLOURLESS)
         page.locator(".jp-Notebook .jp-Cell").first.focus()

@@ -3,7 +3,6 @@ reloaded and a kernel that is restarted while something trains; the dark theme a
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,12 +19,7 @@ from labtools import made_run
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="jupyterlab is not installed"),
-    pytest.mark.skipif(jupyter.chromium() is None, reason="no chromium on the PATH (apt-get install chromium)"),
-]
-PATIENCE_MS = 300_000  # a test machine may train other things meanwhile
+pytestmark = jupyter.NEEDED
 LAB = "from gptlab.lab import Lab\nlab = Lab(n_layer=1, n_head=1, n_embd=32, max_iters=5000, threads=1)\nlab"
 
 
@@ -64,7 +58,7 @@ def wait_step(page: Page, name: str, least: int) -> int:
         "const said = svg && svg.getAttribute('aria-label').match(new RegExp(name + ' at step ([0-9]+)')); "
         "return said && +said[1] >= least}",
         arg=[name, least],
-        timeout=PATIENCE_MS,
+        timeout=jupyter.PATIENCE_MS,
     )
     return step(page, name)
 
@@ -75,21 +69,21 @@ def test_a_reload_and_a_restart_in_the_middle_of_a_run(
     """A run goes on, and the page shows it again: after the page, and after the kernel, have gone."""
     folder = tmp_path / "lab"
     with jupyter.jupyterlab(folder, GPTLAB_RUNS=str(runs)) as address, jupyter.page() as page:
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(jupyter.PATIENCE_MS)
         jupyter.open_cells(page, address, folder, "watch.ipynb", LAB)
         jupyter.run_all_cells(page)
         seen = wait_step(page, "outside", 1)
         page.keyboard.press("Control+s")
-        page.wait_for_function("() => !document.title.startsWith('*')", timeout=PATIENCE_MS)
+        page.wait_for_function("() => !document.title.startsWith('*')", timeout=jupyter.PATIENCE_MS)
 
         page.reload()
-        page.wait_for_selector(".gptlab-picture svg", timeout=PATIENCE_MS)
+        page.wait_for_selector(".gptlab-picture svg", timeout=jupyter.PATIENCE_MS)
         seen = wait_step(page, "outside", seen + 1)
 
         page.click('.lm-MenuBar-item:has-text("Kernel")')
         page.click('.lm-Menu-item:has-text("Restart Kernel and Run All Cells")')
         page.click('.jp-Dialog button:has-text("Restart")')
-        page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=PATIENCE_MS)
+        page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=jupyter.PATIENCE_MS)
         wait_step(page, "outside", seen + 1)
         assert trainer.poll() is None, "another's run outlives the kernel"
         page.locator(".gptlab-lab").last.screenshot(path=str(jupyter.ARTEFACTS / "lab-restarted.png"))
@@ -97,7 +91,7 @@ def test_a_reload_and_a_restart_in_the_middle_of_a_run(
         # What it does not train itself it can still stop.
         page.locator(".gptlab-fold >> text=stop, resume, compare").last.click()
         page.locator(".gptlab-view-stop-all").last.click()
-        page.wait_for_selector(".gptlab-runs >> text=stopped", timeout=PATIENCE_MS)
+        page.wait_for_selector(".gptlab-runs >> text=stopped", timeout=jupyter.PATIENCE_MS)
         trainer.wait(60)
 
 
@@ -109,7 +103,7 @@ def test_sort_sample_report_and_look_in_dark_and_narrow(
     pixels of dark."""
     folder = tmp_path / "lab"
     with jupyter.jupyterlab(folder, GPTLAB_RUNS=str(runs)) as address, jupyter.page(width=900) as page:
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(jupyter.PATIENCE_MS)
         jupyter.dark(folder)
         jupyter.open_cells(page, address, folder, "dark.ipynb", LAB)
         jupyter.run_all_cells(page)
@@ -145,7 +139,7 @@ def test_main_act_of_a_notebook(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "lab"
     environment = {"GPTLAB_BUDGET": "test", "GPTLAB_RUNS": str(folder / "runs")}
     with jupyter.jupyterlab(folder, **environment) as address, jupyter.page(height=2600) as page:
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(jupyter.PATIENCE_MS)
         jupyter.open_notebook(page, address, folder, f"{name}.ipynb")
         jupyter.run_all_cells(page)
         if name == "04_elastic":

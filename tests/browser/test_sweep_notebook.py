@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent))
 import jupyter
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="jupyterlab is not installed"),
-    pytest.mark.skipif(jupyter.chromium() is None, reason="no chromium on the PATH (apt-get install chromium)"),
-]
-PATIENCE_MS = 300_000  # a test machine may train other things meanwhile
+pytestmark = jupyter.NEEDED
 
 
 def test_move_run_see_stop(tmp_path: Path) -> None:
@@ -28,8 +20,8 @@ def test_move_run_see_stop(tmp_path: Path) -> None:
         jupyter.open_notebook(page, address, folder, "01_sweep.ipynb")
         jupyter.run_all_cells(page)
         lab = page.locator(".gptlab-lab").first
-        page.wait_for_selector(".gptlab-message >> text=Saved", timeout=PATIENCE_MS)
-        page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=PATIENCE_MS)
+        page.wait_for_selector(".gptlab-message >> text=Saved", timeout=jupyter.PATIENCE_MS)
+        page.wait_for_selector("#jp-main-statusbar >> text=| Idle", timeout=jupyter.PATIENCE_MS)
         assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0, "a cell raised"
         label = page.locator(".gptlab-picture svg").first.get_attribute("aria-label") or ""
         assert len(re.findall(r"at step 40: loss \d", label)) == 6
@@ -42,13 +34,13 @@ def test_move_run_see_stop(tmp_path: Path) -> None:
         upper.focus()
         page.keyboard.press("ArrowRight")
         page.wait_for_function(
-            "document.querySelector('.gptlab-n_layer-values input').value == '1, 2, 4'", timeout=PATIENCE_MS
+            "document.querySelector('.gptlab-n_layer-values input').value == '1, 2, 4'", timeout=jupyter.PATIENCE_MS
         )
         iterations = lab.locator(".gptlab-max_iters input")
         iterations.fill("5000")
         iterations.press("Enter")
         page.wait_for_function(
-            "old => document.querySelector('.gptlab-plan').innerText != old", arg=price, timeout=PATIENCE_MS
+            "old => document.querySelector('.gptlab-plan').innerText != old", arg=price, timeout=jupyter.PATIENCE_MS
         )
 
         before = lab.locator(".gptlab-picture").inner_html()
@@ -59,12 +51,12 @@ def test_move_run_see_stop(tmp_path: Path) -> None:
             "old => document.querySelector('.gptlab-picture').innerHTML != old && / at step [1-9]/.test("
             "document.querySelector('.gptlab-picture svg').getAttribute('aria-label'))",
             arg=before,
-            timeout=PATIENCE_MS,
+            timeout=jupyter.PATIENCE_MS,
         )
         assert page.locator(".gptlab-run").first.is_disabled()
         first = lab.locator(".gptlab-picture").inner_html()
         page.wait_for_function(
-            "old => document.querySelector('.gptlab-picture').innerHTML != old", arg=first, timeout=PATIENCE_MS
+            "old => document.querySelector('.gptlab-picture').innerHTML != old", arg=first, timeout=jupyter.PATIENCE_MS
         )
         lab.screenshot(path=str(jupyter.ARTEFACTS / "01_sweep-running.png"))
 
@@ -73,10 +65,10 @@ def test_move_run_see_stop(tmp_path: Path) -> None:
         page.keyboard.press("Enter")
         page.wait_for_function(
             "() => document.querySelector('.gptlab-stop').disabled && !document.querySelector('.gptlab-run').disabled",
-            timeout=PATIENCE_MS,
+            timeout=jupyter.PATIENCE_MS,
         )
         page.wait_for_function(  # the table is drawn a moment after the buttons change
             "() => /stopped[^]*waiting/.test(document.querySelector('.gptlab-runs tbody').innerText)",
-            timeout=PATIENCE_MS,
+            timeout=jupyter.PATIENCE_MS,
         )
         lab.screenshot(path=str(jupyter.ARTEFACTS / "01_sweep-stopped.png"))
