@@ -124,12 +124,13 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from gptlab import compiling, memory
+    from gptlab import compiling, joining, memory
     from gptlab.assembly import assemble
     from gptlab.native.rates import measured
     from gptlab.parallel.world import World
     from gptlab.worker import settle
 
+    joining.keep_leash()
     asked = json.load(sys.stdin)
     config = TrainConfig.from_dict(asked["config"]).replace(nproc=1, vocab_size=asked["config"]["vocab_size"])
     setting, _ = settle(config, {}, 1, 1)

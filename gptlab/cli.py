@@ -13,6 +13,7 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -238,8 +239,11 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code: 0 done, 1 the run failed, 2 the user's mistake, 130 interrupted."""
+    """Runs a command line; returns the exit code: 0 done, 1 the run failed, 2 the user's mistake, 130 interrupted,
+    143 ended."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # as Ctrl-C does: what was started is ended, and half-made files are removed on the way out
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names and texts need not be what a terminal can show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

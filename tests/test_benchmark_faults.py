@@ -4,9 +4,15 @@ to an end leave a row all the same."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
@@ -197,3 +203,25 @@ def test_without_a_compiler_rows_say_so_and_so_does_the_exit_code(
     row = json.loads(captured.out)
     assert row["accuracy"] == "unavailable" and "no-such-compiler was not found" in row["note"]
     assert "not all rows ran" in captured.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_is_ended_leaves_no_process_and_no_folder(number: int, tmp_path: Path) -> None:
+    words = ["bench", "train", "10m", "--nproc", "2", "--pairs", "30", "--budget", "600", "--performance"]
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "gptlab.cli", *words], env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while len(cells := psutil.Process(bench.pid).children()) < 2 or not list(tmp_path.glob("*/stage")):
+            assert time.monotonic() < until and bench.poll() is None
+            time.sleep(0.05)
+        bench.send_signal(number)
+        _, problem = bench.communicate(timeout=10)
+    finally:
+        bench.kill()
+    _, alive = psutil.wait_procs(cells, timeout=4)
+    assert not alive and not problem
+    if number == signal.SIGTERM:
+        assert bench.returncode == 128 + number and not list(tmp_path.glob("gptlab-bench-*"))

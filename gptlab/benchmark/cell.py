@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptlab import hardware, memory, spread, worker
+from gptlab import hardware, joining, memory, spread, worker
 from gptlab.benchmark.cells import Cell
 from gptlab.config import TrainConfig
 from gptlab.runs import write_json
@@ -78,6 +78,7 @@ def settle(cell: Cell, config: TrainConfig, *, strict: bool) -> Setting:
 
 def main() -> None:
     """See above."""
+    joining.keep_leash()
     folder, rank, part = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     place = Place(folder, rank, part)
     try:
