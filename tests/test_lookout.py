@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from gptlab.config import TrainConfig
 from gptlab.jsonfile import read_json, write_json
+from gptlab.launcher import lookout
 from gptlab.launcher.engines import ending
 from gptlab.launcher.lookout import Lookout
 from gptlab.pace import OVER, Pace, Pulse
@@ -40,8 +42,8 @@ class Rank:
             self.pulse = Pulse(self.pace, self.writer.folder)
         self.lookout = Lookout(self.pace, self.writer, timeout_s, patient=False, leave=self.left.append)
 
-    def next_says(self, phase: str) -> None:
-        said = {"rank": 1, "time": time.time(), "phase": phase, "patience": False}
+    def next_says(self, phase: str, **further: object) -> None:
+        said = {"rank": 1, "time": time.time(), "phase": phase, "patience": False, **further}
         write_json(self.writer.folder / "rank-1.json", said)
 
     def error(self) -> dict[str, object]:
@@ -93,6 +95,17 @@ def test_a_rank_whose_next_one_is_silent_leaves_in_its_place(rank: Rank) -> None
     assert "rank 1 gave no sign of life for 2" in str(error["message"])
     assert "could not be asked" in (rank.writer.folder / "rank-1.stack").read_text()
     assert ending.failure_of(Run(rank.run.path), rank.writer.folder).by_signal  # it may pass
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_one_that_may_take_long_may_not_lie_stopped(rank: Rank, stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_lies_stopped", lambda pid: stopped and pid == 1234567)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    rank.next_says("saving", patience=True, pid=1234567)
+    rank.pace.enter("communication")
+    rank.look_out(timeout_s=1.0)
+    time.sleep(2.5)
+    assert rank.left == ([1] if stopped else [])
 
 
 def test_who_waits_for_one_that_lives_stays(rank: Rank) -> None:

@@ -21,7 +21,7 @@ from gptlab.config import ConfigError
 BEGIN, END = "<!-- bench: written by `make bench` -->", "<!-- bench ends -->"
 WIDE = {"block_size": 256, "global_batch_size": 16, "dtype": "bfloat16"}
 PLANS = (
-    Plan("train", "4/4/128", "plain", {"block_size": 128, "global_batch_size": 12}),
+    Plan("train", "4/4/128", "plain", {"block_size": 64, "global_batch_size": 12}),
     Plan("train", "10m", "plain", WIDE),
     Plan("train", "10m", "eager", WIDE),
     Plan("train", "10m", "transformers", WIDE),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -85,7 +86,10 @@ class Lookout:
         # Who could not write a heartbeat of its own may not miss another's: the disk is full, or gone.
         own = read_json(self.writer.folder / f"rank-{self.pace.rank}.json") or {}
         mute = time.time() - own.get("time", 0.0) > self._next.timeout_s
-        if said.get("phase") == OVER or mute or not self._next.is_over(said):
+        # Saving and the like may take long, but not for one that lies stopped.
+        late = self._next.idle >= self._next.timeout_s
+        over = self._next.is_over(said) or (late and _lies_stopped(said.get("pid", 0)))
+        if said.get("phase") == OVER or mute or not over:
             return None
         return Stuck(rank, True, self._next.idle, said.get("phase", "starting"))
 
@@ -112,16 +116,20 @@ class Lookout:
         with contextlib.suppress(OSError):
             self.writer.error(stuck.rank, step, error, text)
         if stuck.stopped:
-            _kill_stopped((read_json(self.writer.folder / f"rank-{stuck.rank}.json") or {}).get("pid"))
+            # SIGTERM does not reach it, and torch's agent waits half a minute until it sends the other.
+            pid: int = (read_json(self.writer.folder / f"rank-{stuck.rank}.json") or {}).get("pid", 0)
+            with contextlib.suppress(OSError):
+                if _lies_stopped(pid):
+                    os.kill(pid, signal.SIGKILL)
         self.leave(1)
 
 
-def _kill_stopped(pid: int | None) -> None:
-    """Ends a rank that lies stopped on this machine: SIGTERM does not reach it, and torch's agent waits half a minute
-    until it sends the other. What bears another command line than this rank is none."""
+def _lies_stopped(pid: int) -> bool:
+    """Whether a rank was stopped, on this machine. What bears another command line than this rank is none."""
     import psutil
 
-    with contextlib.suppress(psutil.Error):
+    try:
         process = psutil.Process(pid) if pid else None
-        if process and process.cmdline() == psutil.Process().cmdline() and is_stopped(process.pid):
-            process.kill()
+        return bool(process and process.cmdline() == psutil.Process().cmdline() and is_stopped(process.pid))
+    except psutil.Error:
+        return False
