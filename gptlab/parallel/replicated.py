@@ -8,13 +8,15 @@ In a world of one it is plain training. Left out on purpose: how gradients are s
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from gptlab import checkpoint
 from gptlab.heads import tally
 from gptlab.native.engine import Engine
-from gptlab.optimizer import make_optimizer
+from gptlab.optimizer import make_optimizer, squares
 from gptlab.parallel.replicas import Replicas
 from gptlab.parallel.strategy import Files, Work
 from gptlab.precision import precision
@@ -77,7 +79,7 @@ class Replicated:
 
     def norm(self) -> float:
         """Norm of the gradient."""
-        return float(nn.utils.get_total_norm(self.gradients).item())
+        return math.sqrt(squares(self.gradients))
 
     def score(self, ids: Tensor, targets: Tensor) -> Tensor:
         """The summed loss of sequences, and how many are classed rightly, without gradients."""

@@ -34,7 +34,7 @@ from gptlab.loss import IGNORED
 from gptlab.making import first_weights
 from gptlab.manifest import MODEL, OPTIMIZER
 from gptlab.model import Block
-from gptlab.optimizer import optimizer_of
+from gptlab.optimizer import optimizer_of, squares
 from gptlab.parallel.strategy import Files, Work
 from gptlab.precision import AUTOCAST, precision
 
@@ -138,11 +138,6 @@ class Shards:
             owner, _, key = name.rpartition(".")
             if owner in self.parameters:
                 optimizer.state[self.parameters[owner]][key] = self.take(value).clone()
-
-
-def squares(gradients: Iterable[Tensor]) -> float:
-    """Sum of the squares of gradients: what processes add up before they take the root."""
-    return float(nn.utils.get_total_norm(gradients).item()) ** 2
 
 
 class Sharded:

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptlab.optimizer import squares
 from gptlab.parallel.pipeline.cutting import Part
 from gptlab.parallel.replicas import Replicas
-from gptlab.parallel.sharded import Shards, squares
+from gptlab.parallel.sharded import Shards
 from gptlab.parallel.strategy import Work
 from gptlab.parallel.world import World
 
