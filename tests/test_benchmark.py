@@ -14,7 +14,7 @@ import torch
 from gptlab.benchmark import baseline, isolation, provenance, readme, table
 from gptlab.benchmark.accuracy import compare, first_difference
 from gptlab.benchmark.cells import Cell, Plan, grid
-from gptlab.benchmark.pairing import interval, is_tight, take_turns, verdict
+from gptlab.benchmark.pairing import interval, is_tight, take_turns, verdict, warm_up
 from gptlab.benchmark.picture import draw
 from gptlab.benchmark.upstream import translate
 from gptlab.cli import main
@@ -47,16 +47,27 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **columns: Any) -> list[Cell]:
 
 def test_sides_take_turns_and_the_first_are_not_timed() -> None:
     told: list[str] = []
-    a, b = take_turns(lambda: told.append("a"), lambda: told.append("b"), 3, warm_up=1)
-    assert told == ["a", "b"] * 4
+    sides = lambda: told.append("a"), lambda: told.append("b")
+    warm_up(*sides)
+    assert told == ["a", "b"] * 2
+    a, b = take_turns(*sides, 3)
+    assert told == ["a", "b"] * 5
     assert len(a) == len(b) == 3 and min(*a, *b) > 0
 
 
 def test_a_race_ends_when_its_interval_is_tight_or_its_time_is_over() -> None:
-    assert is_tight([1.0] * 5, [2.0] * 5) and not is_tight([1.0] * 4, [2.0] * 4)
-    assert not is_tight([1.0, 2.0, 1.0, 2.0, 1.0], [2.0] * 5)
+    assert is_tight([1.0] * 10, [2.0] * 10) and not is_tight([1.0] * 9, [2.0] * 9)
+    assert not is_tight([1.0, 2.0] * 5, [2.0] * 10)
     a, _ = take_turns(lambda: None, lambda: None, 1000, budget_s=0.0)
     assert len(a) == 1
+
+
+def test_the_interval_of_few_pairs_holds_the_ratio_as_often_as_it_says() -> None:
+    draw = random.Random(2)
+    times = lambda: [draw.gauss(1.0, 0.03) for _ in range(6)]  # noqa: E731
+    bounds = [interval(times(), times()) for _ in range(100)]
+    assert sum(low <= 1 <= high for low, high in bounds) >= 90
+    assert interval([2.0], [1.0]) == (2.0, 2.0)
 
 
 def test_the_interval_holds_the_ratio() -> None:

@@ -164,7 +164,8 @@ def shown(row: Row) -> Row:
 
 def summary_line(found: dict[str, Any]) -> str:
     """The summary for people."""
-    parts = [f"{found['passed']} of {found['rows']} rows pass"]
+    judged = found["pass_rate"] is not None
+    parts = [f"{found['passed']} of {found['rows']} rows pass" if judged else f"{found['rows']} rows, none judged"]
     if found["not_run"]:
         parts.append(f"{found['not_run']} did not run")
     if found["geomean_speedup"]:

@@ -8,6 +8,7 @@ Left out on purpose: taking turns (`pairing.py`), what is timed (`training.py`, 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from gptlab.benchmark.cells import Cell
 from gptlab.benchmark.inside.counting import Counts
 from gptlab.benchmark.inside.generating import TORCHBENCH_SAMPLING, Way
 from gptlab.benchmark.inside.training import Trainee
-from gptlab.benchmark.pairing import interval, median, spread, take_turns, verdict
+from gptlab.benchmark.pairing import interval, median, spread, take_turns, verdict, warm_up
 from gptlab.benchmark.provenance import Quiet
 from gptlab.counts import mfu
 from gptlab.parallel.world import World
@@ -38,11 +39,11 @@ def race_training(
 ) -> dict[str, Any]:
     """Collective; the main process's columns count."""
     losses: tuple[list[float], list[float]] = ([], [])
+    sides = lambda: losses[0].append(ours.step()), lambda: losses[1].append(theirs.step())
+    agree = lambda end: world.sum([float(end and world.is_main)])[0] > 0  # noqa: E731
+    warm_up(*sides, agree=agree)
     quiet = Quiet(world.size)
-    seconds = take_turns(
-        lambda: losses[0].append(ours.step()), lambda: losses[1].append(theirs.step()), cell.pairs,
-        budget_s=cell.budget_s, agree=lambda end: world.sum([float(end and world.is_main)])[0] > 0,
-    )  # fmt: skip
+    seconds = take_turns(*sides, cell.pairs, budget_s=cell.budget_s, agree=agree)
     row = _columns(cell, seconds) | quiet.columns()
     gap = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(*losses, strict=True))
     row |= {"timed_loss_gap": gap, "recompiles": counts.recompiles()}
@@ -65,11 +66,10 @@ def race_generation(cell: Cell, ours: Way, theirs: Way, device: str, dtype: torc
     shape = (cell.config.global_batch_size, cell.prompt)
     prompts = torch.randint(0, cell.config.vocab_size, shape, generator=seed).to(device)
     options: dict[str, Any] = TORCHBENCH_SAMPLING if cell.recipe else {"temperature": 0.0}
+    a, b = (functools.partial(way, prompts, cell.new_tokens, options) for way in (ours, theirs))
+    warm_up(a, b)
     quiet = Quiet()
-    seconds = take_turns(
-        lambda: ours(prompts, cell.new_tokens, options), lambda: theirs(prompts, cell.new_tokens, options),
-        cell.pairs, budget_s=cell.budget_s,
-    )  # fmt: skip
+    seconds = take_turns(a, b, cell.pairs, budget_s=cell.budget_s)
     row = _columns(cell, seconds) | quiet.columns()
     rates = hardware.rates(device, str(dtype).removeprefix("torch."), measure=True)
     steps = cell.new_tokens - 1
