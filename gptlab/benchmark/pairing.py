@@ -81,9 +81,9 @@ def spread(values: Sequence[float]) -> float:
 
 def interval(over: Sequence[float], under: Sequence[float]) -> tuple[float, float]:
     """Where the ratio of medians lies with a probability of 95 %: the percentile bootstrap (Efron 1979) over pairs,
-    from a seed of its own, so that equal times give equal bounds. Few pairs scatter less than others of their kind would:
-    the interval is expanded by Student's t over the normal's quantile (Hesterberg 2015, "What teachers should know
-    about the bootstrap")."""
+    from a seed of its own, so that equal times give equal bounds. Few pairs scatter less than others of their kind
+    would: the interval is expanded by Student's t over the normal's quantile (Hesterberg 2015, "What teachers should
+    know about the bootstrap")."""
     draw, count = random.Random(0), len(over)  # noqa: S311 - no secret
     ratio = median(over) / median(under)
     if count < 2:
