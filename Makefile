@@ -41,10 +41,10 @@ notebooks: $(READY)
 faults: $(READY)
 	$(BIN)/python tests/faults $(FAULTS)
 
-# pytest stands last: its closing line is the verdict.
 watchcosts: $(READY)
 	$(BIN)/python tests/watchcosts/measure.py $(WATCHCOSTS)
 
+# pytest stands last: its closing line is the verdict.
 test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
