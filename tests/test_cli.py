@@ -314,7 +314,7 @@ def test_train_prints_its_lines_and_leaves_a_run_that_can_be_sampled(
 def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(
     tinytext: Path, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--name", "long", "--data", str(tinytext), *TINY, "--log-interval", "1", "--max-iters", "300"]
+    words = ["--name", "long", "--data", str(tinytext), *TINY, "--log-interval", "1", "--max-iters", "2000"]
     process = start("train", *words)
     assert process.stdout is not None
     for line in process.stdout:
@@ -331,7 +331,7 @@ def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(
             os.kill(pid, 0)
     assert main(["train", "--resume", "long", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["status"] == "finished" and result["step"] == 300 and result["name"] == "long"
+    assert result["status"] == "finished" and result["step"] == 2000 and result["name"] == "long"
 
 
 def test_a_sweep_ends_with_its_table(tinytext: Path, runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
