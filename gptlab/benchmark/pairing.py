@@ -84,6 +84,8 @@ def interval(over: Sequence[float], under: Sequence[float]) -> tuple[float, floa
     from a seed of its own, so that equal times give equal bounds. Few pairs scatter less than others of their kind
     would: the interval is expanded by Student's t over the normal's quantile (Hesterberg 2015, "What teachers should
     know about the bootstrap")."""
+    from scipy.special import stdtrit
+
     draw, count = random.Random(0), len(over)  # noqa: S311 - no secret
     ratio = median(over) / median(under)
     if count < 2:
@@ -94,15 +96,8 @@ def interval(over: Sequence[float], under: Sequence[float]) -> tuple[float, floa
         ratios.append(median([over[i] for i in pick]) / median([under[i] for i in pick]))
     ratios.sort()
     edge = RESAMPLES // 40
-    wider = _student(count - 1) / NORMAL * (count / (count - 1)) ** 0.5
+    wider = float(stdtrit(count - 1, 0.975)) / NORMAL * (count / (count - 1)) ** 0.5
     return max(0.0, ratio + (ratios[edge] - ratio) * wider), ratio + (ratios[-1 - edge] - ratio) * wider
-
-
-def _student(freedom: int) -> float:
-    """The quantile 0.975 of Student's t (Abramowitz & Stegun 1964, 26.7.5)."""
-    z = NORMAL
-    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def verdict(ratio: float, low: float, high: float) -> str:
