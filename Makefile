@@ -5,6 +5,7 @@
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
 #   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
+#   make coverage  the tests once more, slowly: lines of gptlab/ that none of them runs, beside the limits
 #   make notebooks   all notebooks at their default budget, each some minutes
 #   make bench   what the README says of speed, measured here and written there
 #   make docs    the API reference from the docstrings, and the pages of gptlab/docs: build/docs/index.html
@@ -23,10 +24,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 SCREEN = $(if $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname))),,--no-browser)
 ROOT = $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help lab demo faults test notebooks bench docs watchcosts
+.PHONY: help lab demo faults test coverage notebooks bench docs watchcosts
 
 help:
-	@sed -n '4,12s/^#//p' Makefile
+	@sed -n '4,13s/^#//p' Makefile
 
 lab: $(READY)
 	GPTLAB_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/01_sweep.ipynb $(SCREEN) $(ROOT)
@@ -52,6 +53,13 @@ test: $(READY)
 	$(BIN)/lint-imports
 	$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify $(NOTEBOOKS))
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests $(NOTEBOOKS)
+
+coverage: $(READY)
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests $(NOTEBOOKS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage/lines.json
+	$(BIN)/python tests/covered.py build/coverage/lines.json
 
 bench: $(READY)
 	$(BIN)/python -m gptlab.benchmark.readme README.md
