@@ -92,8 +92,7 @@ def growth(live: Live, desk: Desktop, seconds: float, pictures: float) -> list[C
     live.every_s = 0.05
     before = desk.pictures
     desk.press("hurry")
-    while desk.pictures < before + 20:  # caches are filled, and the hasty process draws
-        time.sleep(0.1)
+    until(lambda: desk.pictures >= before + 20)  # caches are filled, and the hasty process draws
     began, samples = time.monotonic(), list[tuple[float, ...]]()
     while (passed := time.monotonic() - began) < seconds or len(samples) < 8:
         samples.append((desk.pictures, desk.kernel_mb(), desk.heap_mb(), desk.page_mb()))

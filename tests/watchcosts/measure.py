@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -65,6 +66,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{name:10} {what}" for name, (what, _, _) in MEASURES.items()))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ended so, it still ends JupyterLab and the browser
     found: list[costs.Cost] = []
     for name in arguments.only or MEASURES:
         began = time.monotonic()
