@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gptlab import kernels
+from gptlab import kernels, spread
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.counts import (
     Parameters,
@@ -44,9 +44,24 @@ if TYPE_CHECKING:
     from gptlab.peaks import Rates
 
 __all__ = [
-    "MICRO_BATCH_RULE", "Parameters", "activation_bytes", "attention_flops_per_token", "check_fits",
-    "choose_micro_batch", "cost", "flops_per_token", "matmul_parameters", "mfu", "parameters", "peak_bytes",
-    "state_bytes", "step_parts", "step_seconds", "traffic_bytes_per_token", "update_bytes",
+    "MICRO_BATCH_RULE",
+    "Parameters",
+    "activation_bytes",
+    "attention_flops_per_token",
+    "check_fits",
+    "choose_micro_batch",
+    "cost",
+    "flops_per_token",
+    "matmul_parameters",
+    "mfu",
+    "micro_batch",
+    "parameters",
+    "peak_bytes",
+    "state_bytes",
+    "step_parts",
+    "step_seconds",
+    "traffic_bytes_per_token",
+    "update_bytes",
 ]  # fmt: skip
 
 
@@ -133,6 +148,25 @@ def step_parts(
     }
 
 
+def micro_batch(
+    config: TrainConfig, available_bytes: int, dtype: str, sharing: int, device: str, world_size: int
+) -> tuple[int, str]:
+    """Sequences of a forward pass in each process of a run, and why so many.
+
+    Args:
+        available_bytes, dtype, sharing, device: as for `choose_micro_batch`.
+        world_size: processes of the run, on all of its machines (`config.nproc` is those of one).
+    """
+    if config.micro_batch_size:
+        return config.micro_batch_size, "as asked"
+    shared = config.alone() if world_size == 1 else config.replace(nproc=world_size)
+    size = choose_micro_batch(shared, available_bytes, dtype, sharing, device)
+    if shared.strategy in spread.PIPELINES:
+        place = spread.layout(shared, world_size)
+        return spread.pipeline_micro_batch(shared, size, place), f"auto: {spread.MICRO_BATCH_RULE}"
+    return size, f"auto: {MICRO_BATCH_RULE}"
+
+
 def cost(config: TrainConfig) -> dict[str, Any]:
     """Everything that `gptlab cost` prints, as plain values. Looks at the machine, measures nothing, imports no torch.
 
@@ -146,7 +180,7 @@ def cost(config: TrainConfig) -> dict[str, Any]:
     devices = hardware.distinct_devices(kind, config.nproc)
     sharing = -(-config.nproc // devices)
     memory = hardware.device_memory(kind)
-    size = choose_micro_batch(config, memory, dtype, sharing, kind)
+    size, _ = micro_batch(config, memory, dtype, sharing, kind, config.nproc)
     refusal = None
     try:
         check_fits(config, memory, dtype, sharing, kind)

@@ -252,15 +252,9 @@ def settle(
     attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
     reasons["threads"] = "as asked" if config.threads else f"the cores over {local_size} processes on this machine"
-    micro = config.micro_batch_size
-    reasons["micro_batch_size"] = "as asked"
-    if not micro:
-        sharing = -(-local_size // hardware.distinct_devices(device, local_size))
-        micro = costs.choose_micro_batch(config, hardware.device_memory(device), dtype, sharing, device)
-        reasons["micro_batch_size"] = f"auto: {costs.MICRO_BATCH_RULE}"
-        if config.strategy in spread.PIPELINES and world_size > 1:
-            micro = spread.pipeline_micro_batch(config, micro, spread.layout(config, world_size))
-            reasons["micro_batch_size"] = f"auto: {spread.MICRO_BATCH_RULE}"
+    sharing = -(-local_size // hardware.distinct_devices(device, local_size))
+    available = hardware.device_memory(device)
+    micro, reasons["micro_batch_size"] = costs.micro_batch(config, available, dtype, sharing, device, world_size)
     if config.kernels == "auto" and config.compile != "off":
         kernels, reasons["kernels"] = "torch", "auto: torch.compile was asked for"
     else:

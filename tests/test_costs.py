@@ -18,6 +18,7 @@ from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
 from gptlab.presets import PRESETS, preset
+from gptlab.worker import settle
 
 SMALL = GPTConfig(n_layer=2, n_head=3, n_embd=48, block_size=32, vocab_size=65)
 GIB = 2**30
@@ -127,6 +128,18 @@ def test_state_is_what_the_optimizer_keeps(kind: str) -> None:
     real = sum(p.numel() * 4 + p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
     real += sum(t.numel() * 4 for state in optimizer.state.values() for t in state.values() if t.dim() > 0)
     assert costs.state_bytes(config) == real
+
+
+def test_a_micro_batch_is_of_a_share_of_the_whole_world() -> None:
+    """Twelve sequences over two machines with two processes each: three for each process, and not six."""
+    config = preset("tiny", nproc=2, global_batch_size=12)
+    assert [costs.micro_batch(config, 24 * GIB, "float32", 2, "cpu", world)[0] for world in (1, 2, 4)] == [12, 6, 3]
+
+
+def test_the_cost_of_a_pipeline_is_that_of_the_micro_batch_it_takes() -> None:
+    config = preset("10m", strategy="pp", nproc=4, global_batch_size=12, vocab_size=256, device="cpu")
+    setting, _ = settle(config, {}, 4, 4)
+    assert costs.cost(config)["micro_batch_size"] == setting.micro_batch_size == 1
 
 
 def test_what_a_process_holds_by_strategy() -> None:
