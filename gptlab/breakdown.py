@@ -132,7 +132,7 @@ def main() -> None:
 
     joining.keep_leash()
     asked = json.load(sys.stdin)
-    config = TrainConfig.from_dict(asked["config"]).replace(nproc=1, vocab_size=asked["config"]["vocab_size"])
+    config = TrainConfig.from_dict(asked["config"]).alone()
     setting, _ = settle(config, {}, 1, 1)
     torch.set_num_threads(setting.threads)
     rates = hardware.rates(setting.device, setting.dtype, measure=True)

@@ -224,8 +224,8 @@ class TrainConfig(GPTConfig):
     """Kernel of attention: sdpa leaves the choice to torch, flash, efficient and cudnn are what it chooses from, flex
     (GPUs) skips what a mask hides, math writes the scores out. auto is flex where a mask hides much, else sdpa."""
     kernels: Literal["auto", "torch", "native"] = "auto"
-    """What computes loss and gradients: torch, or in bfloat16 on CPUs with AMX a kernel of our own, compiled once. auto
-    takes ours where it serves."""
+    """What computes loss and gradients: torch, or on CPUs with AVX-512 (for bfloat16 AMX too) a kernel of our own,
+    compiled once. auto takes ours where it serves."""
     compile: Literal["off", "model", "step"] = "off"
     """What torch.compile works on: the model (forward and backward), or step, with clipping and the optimizer too."""
     deterministic: bool = False
@@ -275,8 +275,17 @@ class TrainConfig(GPTConfig):
             )
         spread.check(self)
 
+    def alone(self) -> Self:
+        """The same training by one process with the whole model."""
+        return self.replace(**ALONE)
+
     def replace(self, **changes: Any) -> Self:
         """This config with some fields changed; another text or tokenizer brings its own vocabulary."""
         if ("tokenizer" in changes or "data" in changes) and "vocab_size" not in changes:
             changes["vocab_size"] = 0
         return self.from_dict(self.to_dict() | changes)
+
+
+_SHARING = ("nproc", "strategy", "stages", "split", "pipeline_schedule", "stages_per_process", "pipeline_micro_batches")
+ALONE: dict[str, Any] = {name: getattr(TrainConfig, name) for name in _SHARING}
+"""The fields that say how processes share a training, each as it is where nothing is shared."""

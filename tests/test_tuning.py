@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gptlab import tuning
+from gptlab import hardware, tuning
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.presets import preset
@@ -48,6 +48,15 @@ def test_what_the_config_fixes_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
     asked = pretend(monkeypatch)
     tune(CONFIG.replace(dtype="float32", compile="model"), budget_s=60)
     assert {(config.dtype, config.compile) for config in asked} == {("float32", "model")}
+
+
+@pytest.mark.parametrize(("capability", "tried"), [(7.5, ["float16", "float32"]), (9.0, ["bfloat16", "tfloat32"])])
+def test_a_gpu_is_tried_in_precisions_that_it_has(
+    capability: float, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = hardware.Device("cuda", "NVIDIA GPU", 10**10, capability)
+    monkeypatch.setattr(hardware, "devices", lambda: (gpu,))
+    assert [config.dtype for config in tuning._precisions(CONFIG.replace(device="cuda"), "cuda")] == tried
 
 
 def test_a_spent_budget_ends_it_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ WIDE = 0.10
 """Half an interval's width, as a share of the ratio, from which on it says nothing."""
 
 WRONG, NOT_RUN, SLOWER = 1, 3, 4
-"""Exit codes: a row is wrong; not all ran; a row is slower than its baseline, or was right there."""
+"""Exit codes: a row is wrong; not all ran; a row is slower than its baseline."""
 
 
 def _key(row: Row) -> tuple[str, ...]:
@@ -40,7 +40,8 @@ def _key(row: Row) -> tuple[str, ...]:
 
 
 def compare(rows: Sequence[Row], old: Sequence[Row]) -> list[Row]:
-    """The rows with `against_baseline`: faster, same, slower, noise, broken (it was right), new; and the old ratio."""
+    """The rows with the old ratio and `against_baseline`: faster, same, slower, noise, broken (it was right), mended
+    (it was not) or new."""
     before = {_key(row): row for row in old}
     return [row | _judged(row, before.get(_key(row))) for row in rows]
 
@@ -69,4 +70,4 @@ def exit_code(rows: Sequence[Row]) -> int:
         return WRONG
     if any(row.get("accuracy") not in (*RAN, None) for row in rows):
         return NOT_RUN
-    return SLOWER if any(row.get("against_baseline") in ("slower", "broken") for row in rows) else 0
+    return SLOWER if any(row.get("against_baseline") == "slower" for row in rows) else 0

@@ -68,11 +68,11 @@ def settle(cell: Cell, config: TrainConfig, *, strict: bool) -> Setting:
     """
     known = config
     if cell.backend == "aot_eager" and config.compile != "off":  # needs none of what torch.compile's own backend needs
-        known = config.replace(compile="off", vocab_size=config.vocab_size)
+        known = config.replace(compile="off")
     setting, reasons = worker.settle(known, {}, config.nproc, config.nproc)
     for name, reason in reasons.items():
         if strict and reason.startswith(LOUD):
-            raise Unavailable(f"{name} is {getattr(setting, name)} here: {reason}.")
+            raise Unavailable(f"{name} is {getattr(setting, name, config.strategy)} here: {reason}.")
     return dataclasses.replace(setting, compile=config.compile) if known is not config else setting
 
 
@@ -135,7 +135,7 @@ def _train(place: Place, setting: Setting, world: World) -> None:
     if cell.accuracy:
         place.stage("candidate")
         drops = cell.config.dropout > 0
-        still = cell.config.replace(dropout=0.0, vocab_size=cell.config.vocab_size)
+        still = cell.config.replace(dropout=0.0)
         ours = training.make("ours", dataclasses.replace(cell, config=still), setting, world)
         meeting = judging.Meeting(place.folder, world)
         verdict, tensors = judging.judge_training(cell, ours, setting, world, meeting, place.stage)
@@ -172,7 +172,8 @@ def _keep(cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
 
     folder = Path(cell.outputs or "")
     folder.mkdir(parents=True, exist_ok=True)
-    name = cell.label.replace(" ", "-").replace("/", "x")
+    sizes = f"B{cell.config.global_batch_size} T{cell.length}"  # what else tells the cells of a grid apart
+    name = f"{cell.label} {sizes}".replace(" ", "-").replace("/", "x")
     save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()},
               folder / f"{name}.safetensors")  # fmt: skip
 

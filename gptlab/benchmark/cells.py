@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gptlab import initial, weights
-from gptlab.config import ConfigError, TrainConfig, did_you_mean
+from gptlab.config import ALONE, ConfigError, TrainConfig, did_you_mean
 from gptlab.given import read_object
 from gptlab.presets import PRESETS, preset
 from gptlab.runs import Run
@@ -171,6 +171,8 @@ def grid(plan: Plan, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Cell], lis
         if kind == "generate":
             dropped = [name for name in ("nproc", "strategy") if kept.pop(name, [1]) not in ([1], ["ddp"])]
             notes += [f"generate runs in one process: its rows have no {name}." for name in dropped]
+            if plan.options.get("outputs"):
+                notes.append("generate compares as it goes and keeps nothing: --collect-outputs is for train.")
         for values in itertools.product(*kept.values()):
             cells.append(_cell(plan, kind, dict(zip(kept, values, strict=True))))
     return cells, notes
@@ -184,24 +186,22 @@ def _cell(plan: Plan, kind: str, values: dict[str, Any]) -> Cell:
         raise ConfigError(f"bench {kind} cannot race {against!r}: choose {' or '.join(AGAINST[kind])}.")
     recipe = "torchbench" if plan.model == "torchbench" else ""
     changes = {**plan.changes, **values, **BACKENDS[backend]}
-    alone = 1 if kind == "generate" else None
     if kind == "generate":
-        changes = {"global_batch_size": 1, "micro_batch_size": 0} | changes
-    nproc = values.get("nproc", alone or changes.get("nproc", 1))
+        changes = {"global_batch_size": 1, "micro_batch_size": 0} | changes | ALONE
+    nproc = changes.get("nproc", 1)
     if recipe and kind == "train" and "global_batch_size" not in changes:
         changes["global_batch_size"] = nproc  # one sequence a process, as upstream's ddp has it
-    base = {name: value for name, value in changes.items() if name != "nproc"}
-    if "global_batch_size" not in base:  # the presets' batches are for training runs
-        model = config_of_model(plan.model, plan.runs_dir, **base | {"micro_batch_size": 0})
-        most = max(SAMPLE_TOKENS // model.block_size, base.get("micro_batch_size", 0), 1) * nproc
-        base["global_batch_size"] = min(model.global_batch_size, most)
-    config = config_of_model(plan.model, plan.runs_dir, **base | {"nproc": nproc})
+    if "global_batch_size" not in changes:  # the presets' batches are for training runs
+        model = config_of_model(plan.model, plan.runs_dir, **changes | ALONE | {"micro_batch_size": 0})
+        most = max(SAMPLE_TOKENS // model.block_size, changes.get("micro_batch_size", 0), 1) * nproc
+        changes["global_batch_size"] = min(model.global_batch_size, most)
+    config = config_of_model(plan.model, plan.runs_dir, **changes | {"nproc": nproc})
     if not config.vocab_size:
         from gptlab import corpus
 
         config = config.replace(vocab_size=corpus.ensure(config.data, config.tokenizer).vocab_size)
     # Both sides take the same steps: one learning rate from the first on.
-    config = config.replace(warmup_iters=0, min_lr=config.learning_rate, vocab_size=config.vocab_size)
+    config = config.replace(warmup_iters=0, min_lr=config.learning_rate)
     options: dict[str, Any] = {**(TORCHBENCH_TOKENS if recipe else {}), **plan.options}
     if kind == "generate" and "new_tokens" not in options:
         options["new_tokens"] = max(1, min(Cell.new_tokens, config.block_size - options.get("prompt", Cell.prompt)))
@@ -215,6 +215,11 @@ def _cell(plan: Plan, kind: str, values: dict[str, Any]) -> Cell:
 
 def _check(cell: Cell) -> None:
     """Refuses what cannot be timed."""
+    for name, legal in (("task", "lm"), ("model", "gptlab")):
+        if getattr(cell.config, name) != legal:
+            raise ConfigError(
+                f"{name} {getattr(cell.config, name)} is not benched, {name} {legal} is: take another run."
+            )
     if cell.pairs < 1:
         raise ConfigError(f"pairs {cell.pairs} is too few: give 1 or more.")
     if cell.against == "transformers" and importlib.util.find_spec("transformers") is None:

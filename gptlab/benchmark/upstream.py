@@ -41,15 +41,17 @@ def translate(flags: Mapping[str, Any], kind: str | None, model: str | None) -> 
     Raises:
         ConfigError: nothing says what to bench.
     """
-    if flags.get("only") and kind and model is None:
-        raise ConfigError(f"bench {kind} has its model from --only {flags['only']} or from a word, not both.")
+    if flags.get("only") and model:
+        raise ConfigError(
+            f"bench {kind} has its model from --only {flags['only']} or from the word {model}: give one of them."
+        )
     kind = kind or ("train" if flags.get("training") else "generate" if flags.get("inference") else None)
     model = model or flags.get("only")
     if kind is None or model is None:
         raise ConfigError("bench needs train, generate or all, and a model: `gptlab bench train tiny`.")
     asked = Asked(kind, "torchbench" if model == "nanogpt" else model)
     if flags.get("inference") and kind == "generate":
-        asked.notes.append("--inference: upstream times one forward pass; here 32 tokens are sampled, prompt included.")
+        asked.notes.append("--inference: upstream times one forward pass; here tokens are sampled one by one.")
     gpus = [device for device in hardware.devices() if device.kind == "cuda"]
     device = flags.get("d")
     if device:

@@ -1,6 +1,6 @@
 """What samples in a bench: gptlab's own decoding, eager and compiled ones, the uncached twin, and transformers.
 
-    way = make("ours", cell, model, torch.float32)
+    way = make("ours", cell, model, torch.float32, "sdpa")
     way.greedy(prompts, 32)        # (B, 32)
 
 Left out on purpose: taking the time (`race.py`), judging (`judging.py`).

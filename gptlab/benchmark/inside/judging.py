@@ -1,6 +1,6 @@
 """Whether a cell computes the right thing: golden in float64, two eager runs, and two of the benched side.
 
-    verdict = judge_training(cell, trainee, setting, world, meet)
+    verdict, tensors = judge_training(cell, trainee, setting, world, meeting, stage)
 
 Training: the logits, the loss, every gradient, the gradient's norm and what the optimizer made of the weights, after a
 step over the whole batch; several processes are held against one on the joined batch, and against each other. The
@@ -31,7 +31,6 @@ from gptlab.benchmark.accuracy import TOLERANCE, Verdict, apart, compare, first_
 from gptlab.benchmark.cells import Cell
 from gptlab.benchmark.inside.generating import golden_logits
 from gptlab.benchmark.inside.training import PlainLoop, Trainee, decayed_groups
-from gptlab.config import TrainConfig
 from gptlab.optimizer import learning_rate, make_optimizer, update
 from gptlab.parallel.world import World
 
@@ -116,8 +115,7 @@ def judge_training(
     if logits is not None:
         first["logits"] = logits
     alone = World(0, 1, world.device)
-    lone = {name: getattr(TrainConfig, name) for name in ("strategy", "stages", "split", "pipeline_schedule")}
-    config = cell.config.replace(nproc=1, dropout=0.0, vocab_size=cell.config.vocab_size, **lone)
+    config = cell.config.alone().replace(dropout=0.0)
     plain = dataclasses.replace(setting, attention="math", kernels="torch", compile="off")
     most = max(1, LOGITS // (cell.length * config.vocab_size))
     stage("golden")

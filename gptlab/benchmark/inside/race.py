@@ -1,6 +1,6 @@
 """Times a cell's two sides by turns, and turns seconds into rates.
 
-    race_training(cell, ours, theirs, setting, world)    # columns of a row
+    race_training(cell, ours, theirs, setting, world, counts)    # columns of a row
 
 Left out on purpose: taking turns (`pairing.py`), what is timed (`training.py`, `generating.py`), whether it is right
 (`judging.py`).
@@ -52,7 +52,7 @@ def race_training(
     if not cell.recipe:
         flops = costs.flops_per_token(cell.config)
         peak = hardware.total_peak(setting.device, setting.dtype, world.size, measure=True) if world.is_main else None
-        row["peak_flops"] = peak.flops if peak else None
+        row["peak_flops"] = peak.flops if peak else None  # of our precision, for both: their MFUs compare as rates do
         for side in SIDES:
             rate = row[f"{side}tokens_per_s"]
             row[f"{side}tflops"] = rate * flops / 1e12
