@@ -40,10 +40,12 @@ def train(arguments: argparse.Namespace) -> int:
 
     if arguments.tensorboard:
         check_installed()
+    if arguments.tune_budget is not None and not arguments.tune:
+        raise ConfigError("--tune-budget is how long --tune may take: give both, or neither.")
     given = given_fields(arguments)
     before = 0
     if arguments.resume is not None:
-        extra = [*given, *(name for name in ("preset", "name") if getattr(arguments, name))]
+        extra = [*given, *(name for name in ("preset", "name", "tune") if getattr(arguments, name))]
         if extra:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out --{extra[0].replace('_', '-')}."
@@ -202,6 +204,10 @@ def runs(arguments: argparse.Namespace) -> int:
             print("no runs yet: `gptlab train --preset tiny` starts one")
         return 0
     if action == "watch":
+        if arguments.json:
+            raise ConfigError(
+                "runs watch draws for people: `gptlab runs --json` gives scripts the rows of this moment."
+            )
         watch_runs(arguments.runs_dir, arguments.names)
         return 0
     if not arguments.names:
@@ -216,6 +222,7 @@ def runs(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 f"The run {run.name!r} is {run.state}: stop it first with `gptlab runs stop {shlex.quote(run.name)}`."
             )
+    told: list[dict[str, str]] = []
     for run in found:
         if action == "show":
             record = {
@@ -227,10 +234,15 @@ def runs(arguments: argparse.Namespace) -> int:
             from gptlab import launcher
 
             launcher.stop(run)
-            print(f"{run.name} stops after the step it is taking" if run.is_active else f"{run.name} is {run.state}")
+            told.append({"name": run.name, "state": "stopping" if run.is_active else run.state})
         else:
             _remove(run)
-            print(f"{run.name} is removed")
+            told.append({"name": run.name, "state": "removed"})
+    if arguments.json and told:
+        write(json.dumps(told, indent=1))
+    for one in told if not arguments.json else ():
+        stops = one["state"] == "stopping"
+        print(f"{one['name']} stops after the step it is taking" if stops else f"{one['name']} is {one['state']}")
     return 0
 
 

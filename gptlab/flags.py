@@ -91,13 +91,7 @@ def add_fields(parser: Parser, *, several: bool = False) -> None:
     for name, kind in kinds.items():
         group = shape if name in field_types(GPTConfig) else training
         default = getattr(TrainConfig, name)
-        shown = (
-            {None: "none", True: "yes", False: "no"}.get(default, default)
-            if default in (None, True, False)
-            else default
-        )
-        if type(default) in (int, float):
-            shown = f"{default:g}" if isinstance(default, float) else default
+        shown = f"{default:g}" if isinstance(default, float) else _SHOWN.get(str(default), default)
         text = f"{docs[name]} [{shown}]".replace("%", "%%")
         flag = "--" + name.replace("_", "-")
         if kind is bool and not several:
@@ -142,12 +136,12 @@ def config_of(given: dict[str, Any], base: str | None) -> TrainConfig:
     A path is made whole: a run is resumed and sampled from other folders than the one it was started in.
     """
     values = dict(given)
-    if "data" in values:
-        values["data"] = whole_path(values["data"])
-    if values.get("init_from"):
+    for name in ("data", "init_from"):
+        if isinstance(values.get(name), str):  # what is no text is refused with its name below
+            values[name] = whole_path(values[name])
+    if isinstance(values.get("init_from"), str):
         from gptlab.initial import shape_of
 
-        values["init_from"] = whole_path(values["init_from"])
         if base is None:
             values = shape_of(values["init_from"]) | values
     return preset(base, **values) if base else TrainConfig.from_dict(values)

@@ -124,6 +124,8 @@ def tune(arguments: argparse.Namespace) -> int:
     """Measures what trains a config fastest, and writes the choice into it."""
     from gptlab import tuning
 
+    if arguments.preset:
+        raise ConfigError(f"tune takes its preset as a word: `gptlab tune {arguments.preset}`, without --preset.")
     given = {name: field_value(name, text) for name, text in given_fields(arguments).items()}
     path = Path(arguments.config) if arguments.config.endswith(".json") else None
     config = (

@@ -37,7 +37,7 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Masks that older versions saved among the weights."""
 CONFIG = "the config.json that came with the weights"
-"""A config.json, or an index of files, that is larger is none."""
+"""What a file that cannot be read is called."""
 _FIXED = {
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),

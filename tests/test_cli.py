@@ -209,8 +209,11 @@ def test_runs_are_listed_shown_and_removed(runs_dir: Path, capsys: pytest.Captur
     assert main(["runs", "show", "two", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["result"]["val_loss"] == 2.25
     assert main(["runs", "rm", "one"]) == 0
+    assert "one is removed" in capsys.readouterr().out
     assert not (runs_dir / "one").exists() and (runs_dir / "two").exists()
     assert main(["runs", "stop", "two"]) == 2
+    assert main(["runs", "rm", "two", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"name": "two", "state": "removed"}]
 
 
 def test_a_run_at_work_is_stopped_but_not_removed(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

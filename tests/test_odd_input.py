@@ -91,6 +91,14 @@ def test_numbers_that_are_none_are_refused(command: str, capsys: pytest.CaptureF
         ("fit t.csv --n N --loss L --delta 0", "from 1e-09 to"),
         ("bench train tiny --pairs 0", "from 1 to"),
         ("tune tiny --tune-budget 0", "from 1 to"),
+        ("tune tiny --preset tiny", "without --preset"),
+        ("tune tiny --strategy fsdp --nproc 2", "strategy fsdp is not tuned"),
+        ("tune c.json", "data"),
+        ("train --preset tiny --tune-budget 9", "give both"),
+        ("train --resume r --tune", "leave out --tune"),
+        ("bench train tiny --only nanogpt", "give one of them"),
+        ("bench train d.json", "task classify is not benched"),
+        ("runs watch --json", "gptlab runs --json"),
         ("sample r --top-p 1.5", "from 0 to 1"),
         ("sweep --preset tiny --n-layer " + " ".join(map(str, range(1, 100))) + " --n-head "
          + " ".join(map(str, range(1, 100))), "9,801 cells"),
@@ -105,9 +113,11 @@ def test_numbers_that_are_none_are_refused(command: str, capsys: pytest.CaptureF
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_before_the_work(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("t.csv").write_text("N,L\n1,2\n")
+    files = {"t.csv": "N,L\n1,2\n", "c.json": '{"data": 5}', "d.json": '{"task": "classify"}'}
+    for name, text in files.items():
+        Path(name).write_text(text)
     assert said in refused(line.split(" "), capsys)
-    assert sorted(path.name for path in Path().iterdir() if path.name != "cache") == ["t.csv"]
+    assert sorted(path.name for path in Path().iterdir() if path.name != "cache") == sorted(files)
 
 
 @pytest.mark.parametrize("action", ["show", "stop", "rm", "export"])

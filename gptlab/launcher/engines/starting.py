@@ -82,7 +82,7 @@ def check_text(config: TrainConfig, cwd: Path) -> None:
     from gptlab import corpus
 
     inside = cwd / config.data
-    corpus.check(str(inside) if inside.exists() else config.data, config.tokenizer, config.block_size)
+    corpus.check(str(inside) if inside.exists() else config.data, config.tokenizer, config.block_size, config.task)
 
 
 def _join(path: Path, config: TrainConfig) -> Run:
