@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import os
 import pkgutil
@@ -23,9 +22,9 @@ from gptlab.runs import Run, list_runs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "gptlab" / "docs").glob("*.md"))]
-SHAPE = ["--n-layer", "1", "--n-embd", "32"]
+SHAPE = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32"]
 TINY = (
-    "--n-head=2 --block-size=16 --global-batch-size=4 --micro-batch-size=2 --max-iters=4 --eval-iters=1 --device=cpu",
+    "--block-size=16 --global-batch-size=4 --micro-batch-size=2 --max-iters=4 --eval-iters=1 --device=cpu",
     "--dtype=float32 --kernels=torch --threads=1",
 )
 PRELUDE = """
@@ -99,7 +98,10 @@ def test_every_block_is_of_a_kind_that_is_tried(path: Path) -> None:
 def test_links_lead_somewhere() -> None:
     for path in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
-            assert target.startswith("https://") or (path.parent / target).exists(), (path, target)
+            if target.startswith("#"):
+                assert re.search(rf"^#+ {target[1:]}$", path.read_text(), re.M | re.I), (path, target)
+            else:
+                assert target.startswith("https://") or (path.parent / target).exists(), (path, target)
 
 
 @pytest.mark.parametrize("name", [pytest.param("README.md", marks=pytest.mark.slow), "gptlab/docs/how-it-works.md"])
@@ -122,11 +124,6 @@ def test_the_readmes_commands_do_what_it_says(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mytext.txt").write_text(tinytext.read_text())
     monkeypatch.setenv("GPTLAB_RUNS", "runs")
-    with open(tmp_path / "law.csv", "w", newline="") as file:  # of a known law
-        table = csv.writer(file)
-        table.writerow(("matmul_parameters", "tokens", "val_loss"))
-        for n in (1e5, 2e5, 4e5, 8e5):
-            table.writerows((n, d, 1.5 + 90 / n**0.4 + 60 / d**0.35) for d in (1e6, 2e6, 4e6, 8e6))
     ((_, text),) = [block for block in blocks(ROOT / "README.md") if block[1].startswith("gptlab train --data")]
     done = set()
     for line in text.splitlines():
@@ -135,11 +132,9 @@ def test_the_readmes_commands_do_what_it_says(
             continue
         if "--resume" in words:  # "after a stop, a crash": it was lost before its last word
             (Run.open(words[1]).path / "result.json").unlink()
-        elif name in ("train", "sweep"):
-            words += [*" ".join(TINY).split(), *(SHAPE if name == "train" else ())]
+        elif name in ("train", "sweep"):  # a study of equal compute is as it stands: a smaller one determines no law
+            words += () if "--isoflops" in words else [*" ".join(TINY).split(), *(SHAPE if name == "train" else ())]
             words += () if "--data" in words else ("--data", "mytext.txt")
-        if name == "fit":
-            words[0] = "law.csv"
         if name == "sample":
             words += ["--max-new-tokens", "4"]
         assert main([name, *words]) == 0, line
