@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import io
 import os
 import shutil
@@ -72,6 +73,20 @@ def test_a_launch_that_the_disk_ends_takes_its_run_away(
     with pytest.raises(ConfigError, match="No space left"):
         launcher.resume("b", runs_dir=tmp_path / "runs")
     assert (tmp_path / "runs" / "b" / "run.json").exists()
+
+
+def test_a_launch_where_files_cannot_be_locked_takes_its_run_away(
+    tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(client, "supervisor", lambda: None)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    config = TrainConfig(n_layer=1, n_head=1, n_embd=32, block_size=16, data=str(tinytext), device="cpu")
+    with pytest.raises(ConfigError, match="cannot be locked"):
+        launcher.launch(config, name="a", runs_dir=tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_what_the_system_refuses_is_a_sentence(

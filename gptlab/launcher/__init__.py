@@ -100,8 +100,10 @@ def launch(
         if not detach:
             client.supervisor()
         return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
-    except OSError as error:  # the disk took run.json, and no more
+    except (OSError, ConfigError) as error:  # the disk took run.json, and no more, or knows no locks
         shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, or choose another.") from None
 
 
@@ -130,6 +132,7 @@ def resume(
     except OSError as error:
         raise ConfigError(f"{run.path} cannot be written ({error.strerror}): a run is resumed where it lies.") from None
     try:
+        config = run.config  # one that cannot be read is refused here, not by the supervisor
         result = run.result() or {}
         if result.get("status") == "finished":
             raise ConfigError(
@@ -139,7 +142,7 @@ def resume(
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
-        prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
+        prepared = (text is not None and Path(text).is_dir()) or check(config, cwd)
         return _start(run, claim, cwd, prepared, detach)
     except BaseException as error:
         claim.release()

@@ -71,10 +71,8 @@ class Job(threading.Thread):
             text = traceback.format_exc()
             try:
                 self._fail(Failure(None, None, type(error).__name__, str(error), traceback=text), "in the supervisor")
-            except (
-                OSError
-            ) as last:  # the directory was deleted, or became read-only: the client's end still hears of it
-                print(json.dumps({"run": str(self.record.path), "words": f"{last}"}), file=sys.stderr, flush=True)
+            except OSError as last:  # the directory was deleted, or became read-only
+                say_last_words(str(self.record.path), last)
         finally:
             self.claim.release()
             self._wake.close()
@@ -171,3 +169,8 @@ class Job(threading.Thread):
         kept = {key: last[key] for key in ("step", "max_iters", "world_size") if key in last}
         said = {key: result[key] for key in ("step", "message") if key in result}
         self._writer().status(result["status"], pids=[], heartbeats=[], **(kept | said))
+
+
+def say_last_words(path: str, error: Exception) -> None:
+    """Says in the supervisor's own log why it left a run whose directory could not take it: its client reads it."""
+    print(json.dumps({"run": path, "words": str(error)}), file=sys.stderr, flush=True)
