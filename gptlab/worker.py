@@ -116,10 +116,10 @@ def _leave_if_over(run: Run) -> None:
 
 def _end_if_hopeless(run: Run, restarts: int) -> None:
     """Ends the run where another attempt would fail as those before."""
-    from gptlab.launcher.engines import ending
+    from gptlab.launcher import ending
 
     if found := ending.hopeless(run, restarts):
-        ending.fail(run, *found)
+        ending.fail(run, int(run.attempts()[-1].name), *found)
         _leave_if_over(run)
 
 

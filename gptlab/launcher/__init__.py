@@ -23,6 +23,7 @@ detached.
     lookout.py     the same by a rank itself, where an engine has started it
     checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
+    ending.py      what an attempt left, and the final record where no worker wrote it
     entry.py       what a new process does first
     preload.py     what the fork server imports
     engines/       several machines: torchrun, SLURM, Kubernetes, DLRover

@@ -80,7 +80,8 @@ class AgentHandle(EngineHandle):
         return self.process.poll() is not None
 
     def kill(self) -> None:
-        """Ends the agent and its workers now, without a checkpoint; the run is then stopped."""
+        """Ends this agent and its workers now, without a checkpoint. Where no other node takes part the run is then
+        stopped; else the others may go on with it."""
         self.process.terminate()
 
 
@@ -142,5 +143,5 @@ def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *,
                 env=settings.full_environment(environ),
             )  # fmt: skip
         except OSError as error:
-            raise ConfigError(f"{command[0]} cannot be started ({error.strerror}): install it.") from None
+            raise ConfigError(f"{around[0]} cannot be started ({error.strerror}): mend that, and resume.") from None
     return AgentHandle(run, attempt, process)
