@@ -194,7 +194,7 @@ def _prepare(
         groups=config.strategy != "ddp", pace=pace,
     )  # fmt: skip
     pids = _pids(rank, world_size, store)
-    peak = _peak(info, setting, world_size) if rank == 0 else None
+    peak = _peak(info, setting, spot) if rank == 0 else None
     if rank == 0 and setting.kernels == "native":
         measured(setting.dtype, hardware.cores())  # once on a machine: what predictions are made of
     memory.reset_peak(setting.device)
@@ -235,19 +235,22 @@ def settle(
     from gptlab import compiling, native
     from gptlab.assembly import Setting
     from gptlab.attention import choose
+    from gptlab.launcher.checks import check_kept
 
     reasons: dict[str, str] = {}
     if config.strategy != "ddp" and world_size == 1:
         reasons["strategy"] = "NOT AS ASKED: one process has the whole model and the whole batch, as under ddp"
     if kept := info.get("setting"):
         setting = Setting(**kept)
+        spread.check_device(setting.device, world_size)
+        check_kept(config, kept, there=hardware.usable().get(setting.device, False))
         if info.get("world_size") == world_size:
             return setting, reasons | {"device": "as this run began"}
         threads = config.threads or hardware.default_threads(local_size)
         reasons["threads"] = f"{local_size} processes on this machine"
         return Setting(**(kept | {"threads": threads})), reasons
     device, reasons["device"] = hardware.resolve_device(config.device)
-    spread.check_device(config, device)
+    spread.check_device(device, world_size)
     dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config)
     attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
@@ -287,12 +290,14 @@ def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) ->
     return device
 
 
-def _peak(info: dict[str, Any], setting: Setting, world_size: int) -> Peak | None:
+def _peak(info: dict[str, Any], setting: Setting, spot: joining.Spot) -> Peak | None:
     """The rate that MFU is measured against: this run's own where it has one, so that an attempt need not measure."""
     kept = info.get("peak")
-    if kept and info.get("world_size") == world_size:
+    if kept and info.get("world_size") == spot.world_size:
         return Peak(**kept)
-    return hardware.total_peak(setting.device, setting.dtype, world_size, measure=True)
+    here = hardware.total_peak(setting.device, setting.dtype, spot.local_size, measure=True)
+    nodes = -(-spot.world_size // spot.local_size)
+    return here if here is None or nodes == 1 else Peak(here.flops * nodes, f"{nodes} nodes x {here.source}")
 
 
 def _pids(rank: int, world_size: int, store: Store | None) -> list[int]:

@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from gptlab import hardware, launcher, peaks
+from gptlab import hardware, kernels, launcher, peaks, worker
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
+from gptlab.launcher.engines import Torchrun
 from gptlab.launcher.handle import Handle
 from gptlab.launcher.verdict import FRUITLESS, Failure, reason_to_end
 from gptlab.recording import Claim, create_run
@@ -328,6 +329,29 @@ def test_a_supervisor_that_fails_leaves_its_last_words() -> None:
     one.process.wait(60)
     assert "KeyError: 'path'" in one.last_words(Path("any")) and not one.folder.exists()
     one.close()
+
+
+def test_a_run_is_not_resumed_where_its_device_or_its_kernel_is_not(
+    tinytext: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "mps" if sys.platform != "darwin" else "cuda"
+    ours = {
+        "device": "cpu", "dtype": "float32", "attention": "sdpa", "micro_batch_size": 1, "threads": 1,
+        "kernels": "native",
+    }  # fmt: skip
+    monkeypatch.setattr(kernels, "refusal", lambda *_: "this CPU lacks avx512f")
+    for kept, words in (
+        (ours | {"device": missing}, f"began on {missing}, which this machine lacks"),
+        (ours, "began with the kernel of our own, and here this CPU lacks avx512f"),
+    ):
+        run = create_run(small(tinytext), None, default_runs_dir())
+        write_json(run.path / "run.json", run.info | {"setting": kept, "world_size": 1})
+        for engine in (None, Torchrun()):
+            with pytest.raises(ConfigError, match=words):
+                launcher.resume(run.name, engine=engine)
+        with pytest.raises(ConfigError, match=words):  # a rank that something else has started
+            worker.settle(run.config, run.info, 1, 1)
+        assert not run.attempts() and not is_locked(run.path)
 
 
 # Workers that do wrong ---------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 import gptlab
-from gptlab import joining, launcher
+from gptlab import joining, launcher, worker
+from gptlab.assembly import Setting
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.joining import Spot, find_spot
@@ -139,6 +140,14 @@ def test_spots() -> None:
     assert find_spot(theirs) == Spot(5, 8, 1, 4)
     with pytest.raises(ConfigError, match="RANK is not set: start this with torchrun or srun"):
         find_spot({})
+
+
+def test_the_peak_of_several_nodes_is_that_of_all_their_devices() -> None:
+    setting = Setting("cpu", "float32", "sdpa", micro_batch_size=1, threads=1)
+    one = worker._peak({}, setting, Spot(0, 2, 0, 2))
+    two = worker._peak({}, setting, Spot(0, 4, 0, 2))
+    assert one is not None and two is not None
+    assert two.flops == 2 * one.flops and two.source == f"2 nodes x {one.source}"
 
 
 def test_a_leash_ends_an_orphan() -> None:

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, overload
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
-from gptlab.launcher.checks import check_devices
+from gptlab.launcher.checks import check_devices, check_kept
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import QUEUED, Run, default_runs_dir
@@ -139,6 +139,7 @@ def resume(
             raise ConfigError(
                 f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
             )
+        check_kept(config, run.info.get("setting") or {})
         # Relative paths in the config mean what they meant at first, where that folder still exists.
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()

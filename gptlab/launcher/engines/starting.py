@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gptlab import joining
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.launcher.checks import check_kept
 from gptlab.launcher.engines import Engine, Slurm, Torchrun, queue
 from gptlab.recording import create_run
 from gptlab.runs import PLANNED, Run, default_runs_dir, is_locked, write_json
@@ -86,7 +87,10 @@ def resume(name: str, runs_dir: str | os.PathLike[str] | None, engine: Engine) -
         raise ConfigError(
             f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
         )
-    engine.check(run.config)
+    config = run.config
+    engine.check(config)
+    if not isinstance(engine, Slurm):
+        check_kept(config, run.info.get("setting") or {})
     return _start(run, engine)
 
 
