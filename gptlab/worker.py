@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
             claim = Claim(path, wait_s=30.0)  # held until this process ends
             if spot.restarts:
                 _end_if_hopeless(Run(path), spot.restarts)
-            attempt = claim.new_attempt(keep_stop=spot.restarts > 0)
+            attempt = claim.new_attempt(keep_stop=spot.restarts > 0 or joining.KEEP_STOP in os.environ)
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None

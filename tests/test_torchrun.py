@@ -274,6 +274,19 @@ def test_a_killed_rank_is_replaced_and_the_losses_are_equal(
     assert not workers(handle.run)
 
 
+def test_a_stop_before_the_first_attempt_is_kept_and_the_next_start_forgets_it(
+    tinytext: Path, tidy: list[Handle]
+) -> None:
+    handle = gptlab.launch(small(tinytext, nproc=1), name="run", engine=Torchrun())
+    tidy.append(handle)
+    handle.stop()
+    result = handle.wait(WAIT_S)
+    assert result["status"] == "stopped" and result["step"] < 300, (result, handle.log())
+    again = launcher.resume("run", engine=Torchrun())
+    tidy.append(again)
+    assert again.wait(WAIT_S)["status"] == "finished", again.log()
+
+
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_and_replaced(tinytext: Path, unbroken: dict[int, float], tidy: list[Handle]) -> None:
     """One that sleeps is a case of the fault campaign, and both are of test_lookout.py."""
