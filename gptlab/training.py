@@ -100,8 +100,9 @@ class Trainer:
         return self.spent + time.monotonic() - self._began
 
     def resume(self) -> None:
-        """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any."""
-        found = checkpoint.newest_good(self.path / "checkpoints", self.say)
+        """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any.
+        Collective."""
+        found = self._newest()
         if found is not None:
             files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
             for name, kind in (("time_s", float), ("skipped_steps", int), ("tokenizer", dict)):
@@ -123,6 +124,23 @@ class Trainer:
         elif weights := initial.read(self.config, self.say):
             self.strategy.load({manifest.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
         self.pace.begin(self.done)
+
+    def _newest(self) -> Path | None:
+        """The main process's newest good checkpoint, on every process: on a shared disk another machine may not see it
+        yet, or see one more. None where there is none. Collective.
+
+        Raises:
+            CheckpointError: none is good, or the main process's cannot be read here.
+        """
+        folder = self.path / "checkpoints"
+        found = checkpoint.newest_good(folder, self.say)
+        mine = found.name if found else ""
+        name = self.world.of_main(mine)
+        if name and name != mine and (wrong := checkpoint.fault(folder / name)):
+            raise checkpoint.CheckpointError(
+                f"rank 0 goes on from {name}, and rank {self.world.rank} cannot ({wrong}): it has {mine or 'none'}"
+            )
+        return folder / name if name else None
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns how it ended: finished, stopped, diverged, or paused, where another

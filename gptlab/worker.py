@@ -14,6 +14,7 @@ Left out on purpose: starting it, and deciding what to do when it dies (`launche
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gptlab.assembly import Setting
     from gptlab.corpus import Corpus
     from gptlab.launcher.lookout import Lookout
+    from gptlab.parallel.world import World
     from gptlab.training import Trainer
 
 
@@ -187,12 +189,13 @@ def _prepare(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = _device(config, setting.device, spot.local_rank, spot.local_size)
-    numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
-    attention.check(setting.attention, config, device, numbers)
     world = connect(
         rank, world_size, device, store, shared_gpu=config.share_gpu, stages=spread.processes(config, world_size),
         groups=config.strategy != "ddp", pace=pace,
     )  # fmt: skip
+    setting = _agreed(config, setting, world)
+    numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
+    attention.check(setting.attention, config, device, numbers)
     pids = _pids(rank, world_size, store)
     peak = _peak(info, setting, spot) if rank == 0 else None
     if rank == 0 and setting.kernels == "native":
@@ -274,6 +277,19 @@ def settle(
         compile=how,
     )  # fmt: skip
     return setting, reasons
+
+
+def _agreed(config: TrainConfig, setting: Setting, world: World) -> Setting:
+    """The main rank's choices, on every rank: machines that are not alike would each choose for themselves. Device and
+    threads are a machine's own. Collective."""
+    from gptlab.assembly import Setting
+    from gptlab.launcher.checks import check_kept
+
+    told = json.loads(world.of_main(json.dumps(vars(setting))))
+    agreed = Setting(**(told | {"device": setting.device, "threads": setting.threads}))
+    if agreed != setting:
+        check_kept(config, vars(agreed), there=True)
+    return agreed
 
 
 def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) -> torch.device:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from worlds import run_world
 
-from gptlab import checkpoint, corpus
+from gptlab import checkpoint, corpus, worker
 from gptlab.assembly import Setting
 from gptlab.checkpoint import CheckpointError
 from gptlab.config import ConfigError, TrainConfig
@@ -144,6 +145,36 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(
     for a, b in zip(train.strategy.part.parameters(), second.strategy.part.parameters(), strict=True):
         assert torch.equal(a, b)
     assert {row["attempt"] for row in broken.metrics()} == {1, 2}
+
+
+def apart(world: World, config: TrainConfig, text: Path, folders: list[Path]) -> tuple[str, Setting]:
+    """What a rank goes on from that sees a run directory of its own, and the setting that it takes."""
+    own = Setting("cpu", "float32", "sdpa", micro_batch_size=2 - world.rank, threads=1 + world.rank)
+    setting = worker._agreed(config, own, world)
+    one = Trainer(
+        config, setting, corpus.open_corpus(text), world, folders[world.rank], None, peak=None, pids=[],
+        say=lambda _: None,
+    )  # fmt: skip
+    try:
+        one.resume()
+    except CheckpointError as error:
+        return str(error), setting
+    return f"step {one.done}", setting
+
+
+def test_all_ranks_go_on_from_the_first_one_s_choices(config: TrainConfig, tmp_path: Path) -> None:
+    run, train = start(config.replace(max_iters=8, keep_checkpoints=9, eval_interval=99), tmp_path, "a")
+    train.run()
+    assert [path.name for path in run.checkpoints()] == ["step-00000004", "step-00000008"]
+    late = Path(shutil.copytree(run.path, tmp_path / "late"))
+    shutil.rmtree(late / "checkpoints" / "step-00000008")
+    arguments = train.config, train.corpus.path
+    (first, setting), (second, its) = run_world(2, apart, *arguments, [late, run.path])
+    assert (first, second) == ("step 4", "step 4")  # though the other sees one more
+    assert (setting.micro_batch_size, setting.threads, its.micro_batch_size, its.threads) == (2, 1, 2, 2)
+    (first, _), (second, _) = run_world(2, apart, *arguments, [run.path, late])
+    assert first == "step 8" and second.startswith("rank 0 goes on from step-00000008, and rank 1 cannot (manifest")
+    assert second.endswith("it has step-00000004")
 
 
 def test_a_falling_loss_scale_is_no_divergence(config: TrainConfig, tmp_path: Path) -> None:

@@ -53,4 +53,7 @@ def check_kept(config: TrainConfig, kept: Mapping[str, Any], *, there: bool | No
     if not (hardware.can_use(device) if there is None else there):
         raise ConfigError(f"The run began on {device}, which this machine lacks: resume it where there is one.")
     if kept.get("kernels") == "native" and (why := kernels.refusal(config, device, kept.get("dtype", ""))):
-        raise ConfigError(f"The run began with the kernel of our own, and here {why}: resume it where it can be used.")
+        raise ConfigError(
+            f"The run began with the kernel of our own, and here {why}: use a machine like its first, or start a run "
+            "with kernels torch."
+        )
