@@ -220,10 +220,9 @@ def newest_of(run: Run, say: Callable[[str], None] = lambda _: None) -> Path:
     return newest
 
 
-def read(
-    checkpoint: Path, shapes: Mapping[str, torch.Size], device: torch.device
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """A checked checkpoint's tensors, by file and name, and its state.json.
+def read(checkpoint: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """A checked checkpoint's tensors, by file and name, on the CPU, and its state.json. Whoever loads them takes to its
+    device what it needs: a GPU may have no room for the whole beside what trains there.
 
     Args:
         shapes: of the parameters that it is to have, by name.
@@ -231,8 +230,7 @@ def read(
     Raises:
         ConfigError: it is of another model.
     """
-    weights = load_file(checkpoint / MODEL, device=str(device))
-    moments = load_file(checkpoint / OPTIMIZER, device=str(device))
+    weights, moments = load_file(checkpoint / MODEL), load_file(checkpoint / OPTIMIZER)
     _check_shapes(checkpoint, shapes, weights)
     owners = {name: name.rpartition(".")[0] for name in moments}  # PARAMETER.KEY
     wanted = {name: shapes[owners[name]] for name in moments if owners[name] in shapes}
@@ -250,7 +248,8 @@ def load_tensors(files: Mapping[str, Mapping[str, Tensor]], model: nn.Module, op
     parameters = dict(model.named_parameters())
     for name, value in files.get(OPTIMIZER, {}).items():
         owner, _, key = name.rpartition(".")
-        optimizer.state[parameters[owner]][key] = value.clone()  # of its own, wherever the file's bytes lie
+        p = parameters[owner]
+        optimizer.state[p][key] = value.to(p.device, copy=True)  # of its own, wherever the file's bytes lie
 
 
 def _check_shapes(

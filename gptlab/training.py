@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gptlab import checkpoint, compiling, costs, evaluation, initial, manifest, memory
 from gptlab.assembly import Setting, assemble
@@ -104,7 +105,7 @@ class Trainer:
         Collective."""
         found = self._newest()
         if found is not None:
-            files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
+            files, state = checkpoint.read(found, self.strategy.shapes)
             for name, kind in (("time_s", float), ("skipped_steps", int), ("tokenizer", dict)):
                 if not isinstance(state.get(name), kind):
                     raise ConfigError(f"{found / manifest.STATE} does not say {name}: go on from another checkpoint.")
@@ -168,6 +169,8 @@ class Trainer:
             self._heartbeat()
             began, compiled = time.perf_counter(), compiling.seconds()
             step = self.train_step(self.done, stop=self.writer is not None and self.writer.end_requested())
+            if self.world.device.type == "cuda":
+                torch.cuda.synchronize(self.world.device)  # the update may still be under way
             compiled = compiling.seconds() - compiled
             row = self._record(step, time.perf_counter() - began - compiled, compiled)
             seen = self.strategy.observe()

@@ -41,7 +41,7 @@ def save(folder: Path, step: int, keep: int = 3, **state: Any) -> Path:
 
 def restore(path: Path, model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    files, state = checkpoint.read(path, shapes, torch.device("cpu"))
+    files, state = checkpoint.read(path, shapes)
     checkpoint.load_tensors(files, model, optimizer)
     return state
 
