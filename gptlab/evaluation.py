@@ -14,6 +14,7 @@ would give each token more context, and tasks with answers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -191,6 +192,16 @@ def _bytes(tokenizer: Tokenizer, ids: Tokens) -> int:
     return len(tokenizer.decode_bytes(ids if tokenizer.eot is None else ids[ids != tokenizer.eot]))
 
 
+def _text_of(run: Run, progress: Callable[[float, str], None]) -> corpus.Corpus:
+    """The text that a run trains on, from whatever folder it is asked for: as it was prepared for the run, or else
+    prepared anew."""
+    config, info = run.config, run.info
+    cwd = Path(info.get("cwd") or ".")
+    with contextlib.suppress(ConfigError):  # gone, or damaged
+        return corpus.open_corpus(cwd / str(info["data"].get("path")))
+    return corpus.ensure(corpus.seen_from(cwd, config.data), config.tokenizer, progress, config.task)
+
+
 def read_text(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
     """A text file's ids (n,), and the bytes that all but the first stand for.
 
@@ -242,7 +253,7 @@ def evaluate(
         tokens, size = read_text(file, from_meta(state.get("tokenizer")))
         what = {"file": str(file)}
     else:
-        text = corpus.ensure(config.data, config.tokenizer, progress, config.task)
+        text = _text_of(run, progress)
         if text.sha256 != info["data"].get("sha256"):
             raise ConfigError(f"{config.data} is no longer the text that {run.name!r} began on: give it with --file.")
         tokens, size = text.split(split), None if classifies else split_bytes(text, split)

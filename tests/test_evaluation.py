@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gptlab.evaluation import Score, covering_windows, fixed_windows, padded_win
 from gptlab.model import GPT
 from gptlab.parallel.world import World
 from gptlab.recording import create_run
-from gptlab.runs import Run
+from gptlab.runs import Run, write_json
 from gptlab.tokenizer import CharTokenizer, get_tokenizer
 from gptlab.worker import run_rank
 
@@ -156,11 +157,32 @@ def test_eval_of_a_file_is_that_of_its_text(run: Run, tmp_path: Path, capsys: py
         assert not out and words in err and len(err.splitlines()) == 1
 
 
-def test_eval_refuses_another_text_than_the_runs(run: Run) -> None:
+def test_eval_finds_the_text_from_another_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for folder in (there, elsewhere):
+        folder.mkdir()
+    shutil.copy(run.config.data, there / "text.txt")
+    (elsewhere / "text.txt").write_text("Something else, of the same name.\n" * 500)
+    info = run.info
+    info["config"]["data"] = "text.txt"
+    write_json(run.path / "run.json", info | {"cwd": str(there)})
+    monkeypatch.chdir(there)
+    wanted = (trained(run).result() or {})["val_loss"]
+    monkeypatch.chdir(elsewhere)
+    assert evaluation.evaluate(run)["loss"] == pytest.approx(wanted, rel=1e-6)
+    shutil.rmtree(run.info["data"]["path"])  # the cache was emptied
+    assert evaluation.evaluate(run)["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_eval_takes_the_text_that_the_run_began_on_and_no_other(run: Run) -> None:
     path = Path(trained(run).config.data)
-    path.write_text(path.read_text() + "More of it.\n" * 50)
+    before = path.read_text()
+    path.write_text(before + "More of it.\n" * 50)
+    assert evaluation.evaluate(run)["loss"] == pytest.approx((run.result() or {})["val_loss"], rel=1e-6)
+    shutil.rmtree(run.info["data"]["path"])
     with pytest.raises(ConfigError, match="no longer"):
         evaluation.evaluate(run)
+    path.write_text(before)  # other tests read it too
 
 
 def test_eval_wants_a_checkpoint(run: Run) -> None:

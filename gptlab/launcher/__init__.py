@@ -189,10 +189,6 @@ def check(config: TrainConfig, cwd: Path) -> bool:
 
     tasks.check_installed(config)
     check_devices(config)
-    inside = cwd / config.data
-    try:
-        data = str(inside) if config.data.strip() and inside.exists() else config.data
-    except OSError:  # a name that no file can have: the corpus says so
-        data = config.data
+    data = corpus.seen_from(cwd, config.data)
     corpus.check(data, config.tokenizer, config.block_size, config.task)
     return corpus.find(data, config.tokenizer, config.task) is not None
