@@ -61,20 +61,6 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dic
     return {MODEL: dict(model.state_dict()), OPTIMIZER: state}
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    *,
-    keep: int,
-    may_write: Callable[[], None] = lambda: None,
-) -> Path:
-    """Writes a checkpoint while the caller waits. Arguments and errors are those of `write`."""
-    return write(folder, step, tensors(model, optimizer), state, keep=keep, may_write=may_write)
-
-
 def write(
     folder: Path,
     step: int,
@@ -164,20 +150,6 @@ def _by_val_loss(checkpoints: list[Path]) -> list[Path]:
     losses = {path: (read_json(path / STATE) or {}).get("val_loss") for path in checkpoints}
     known = {path: loss for path, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
     return sorted(known, key=lambda path: (known[path], path.name))
-
-
-def best(folder: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
-    """The checkpoint with the lowest validation loss among those that can be trusted; None where no loss is known.
-
-    Args:
-        say: is told of each one that is passed over, and why.
-    """
-    for checkpoint in _by_val_loss(sorted(folder.glob("step-*"))):
-        wrong = fault(checkpoint)
-        if wrong is None:
-            return checkpoint
-        say(f"checkpoint {checkpoint.name} is passed over: {wrong}")
-    return None
 
 
 def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:

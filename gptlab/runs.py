@@ -45,8 +45,6 @@ TRAINING = ("preparing", "starting", "running", "restarting")
 """States in which a trainer should be alive."""
 ACTIVE = (QUEUED, *TRAINING)
 """States of a run that goes on by itself."""
-FINAL = ("finished", "stopped", "failed", "diverged")
-"""States that result.json records. A reader adds `lost`: the trainer went without a word."""
 
 
 RANK_SAYS = {"heartbeats": "time", "rank_steps": "step", "phases": "phase", "since": "since", "shares": "shares"}

@@ -172,14 +172,14 @@ class Trainer:
             if self.world.device.type == "cuda":
                 torch.cuda.synchronize(self.world.device)  # the update may still be under way
             compiled = compiling.seconds() - compiled
-            row = self._record(step, time.perf_counter() - began - compiled, compiled)
+            self._record(step, time.perf_counter() - began - compiled, compiled)
             seen = self.strategy.observe()
             if seen is not None and self.writer is not None:
                 write_json(self.writer.folder / "pipeline.json", {"step": self.done, **seen})
             if step.stop:
                 status = "stopped"
             if self.bad_steps >= config.max_bad_steps:
-                return self._finish("diverged", row)
+                return self._finish("diverged")
             last = self.done == config.max_iters or step.stop
             best = self.done % config.eval_interval == 0 and not step.stop and self._evaluate_fixed()
             if self.bad_steps == 0 and (last or best or self.done % config.checkpoint_interval == 0):
@@ -188,9 +188,9 @@ class Trainer:
                 break
         if status == "stopped" and self.writer is not None and self.writer.pause_requested():
             return self._pause()
-        return self._finish(status, {})
+        return self._finish(status)
 
-    def _record(self, step: StepResult, seconds: float, compiled: float) -> dict[str, Any]:
+    def _record(self, step: StepResult, seconds: float, compiled: float) -> None:
         """Counts the step and writes its row; the main rank prints it now and then.
 
         Args:
@@ -228,13 +228,12 @@ class Trainer:
             self.writer.log(row)
         if not step.skipped and (self.done % config.log_interval == 0 or self.done == 1):
             self.say(human_line(row))
-        return row
 
-    def _heartbeat(self, *, force: bool = False) -> None:
+    def _heartbeat(self) -> None:
         """Says in status.json that the run lives; every half second at most. The ranks' own files say the rest."""
         self.pace.mark()
         now = time.monotonic()
-        if self.writer is not None and (force or now - self._beat > STATUS_EVERY_S):
+        if self.writer is not None and now - self._beat > STATUS_EVERY_S:
             self._beat = now
             self.writer.status(
                 "running", step=self.done, max_iters=self.config.max_iters, world_size=self.world.size,
@@ -307,7 +306,7 @@ class Trainer:
             self.writer.paused(self.done)
         return "paused"
 
-    def _finish(self, status: str, row: dict[str, Any]) -> str:
+    def _finish(self, status: str) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
         it now."""
         score = None

@@ -17,6 +17,7 @@ from gptlab import corpus, evaluation, hardware
 from gptlab.cli import main
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.evaluation import Score, covering_windows, fixed_windows, padded_windows, score, split_bytes, windows_hash
+from gptlab.loss import IGNORED
 from gptlab.model import GPT
 from gptlab.parallel.world import World
 from gptlab.recording import create_run
@@ -32,7 +33,7 @@ class Uniform(nn.Module):
     """Gives every one of 8 ids the same chance."""
 
     def forward(self, ids: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-        return (targets != evaluation.NO_TARGET).sum() * math.log(8)
+        return (targets != IGNORED).sum() * math.log(8)
 
 
 def test_a_uniform_model_has_its_logarithm() -> None:
@@ -51,7 +52,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, micro: int) ->
     for at in range(0, len(starts), micro):
         ids, targets = padded_windows(tokens, starts[at : at + micro], 16)
         assert ids.shape == targets.shape
-        seen += targets[targets != evaluation.NO_TARGET].tolist()
+        seen += targets[targets != IGNORED].tolist()
     assert seen == tokens[1:].tolist()
     model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=65), seed=1).train()
     nats = 0.0
