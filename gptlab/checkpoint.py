@@ -61,20 +61,6 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dic
     return {MODEL: dict(model.state_dict()), OPTIMIZER: state}
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    *,
-    keep: int,
-    may_write: Callable[[], None] = lambda: None,
-) -> Path:
-    """Writes a checkpoint while the caller waits. Arguments and errors are those of `write`."""
-    return write(folder, step, tensors(model, optimizer), state, keep=keep, may_write=may_write)
-
-
 def write(
     folder: Path,
     step: int,
@@ -166,20 +152,6 @@ def _by_val_loss(checkpoints: list[Path]) -> list[Path]:
     return sorted(known, key=lambda path: (known[path], path.name))
 
 
-def best(folder: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
-    """The checkpoint with the lowest validation loss among those that can be trusted; None where no loss is known.
-
-    Args:
-        say: is told of each one that is passed over, and why.
-    """
-    for checkpoint in _by_val_loss(sorted(folder.glob("step-*"))):
-        wrong = fault(checkpoint)
-        if wrong is None:
-            return checkpoint
-        say(f"checkpoint {checkpoint.name} is passed over: {wrong}")
-    return None
-
-
 def newest_good(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that can be trusted; None where none was ever written.
 
@@ -220,10 +192,9 @@ def newest_of(run: Run, say: Callable[[str], None] = lambda _: None) -> Path:
     return newest
 
 
-def read(
-    checkpoint: Path, shapes: Mapping[str, torch.Size], device: torch.device
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """A checked checkpoint's tensors, by file and name, and its state.json.
+def read(checkpoint: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """A checked checkpoint's tensors, by file and name, on the CPU, and its state.json. Whoever loads them takes to its
+    device what it needs: a GPU may have no room for the whole beside what trains there.
 
     Args:
         shapes: of the parameters that it is to have, by name.
@@ -231,8 +202,7 @@ def read(
     Raises:
         ConfigError: it is of another model.
     """
-    weights = load_file(checkpoint / MODEL, device=str(device))
-    moments = load_file(checkpoint / OPTIMIZER, device=str(device))
+    weights, moments = load_file(checkpoint / MODEL), load_file(checkpoint / OPTIMIZER)
     _check_shapes(checkpoint, shapes, weights)
     owners = {name: name.rpartition(".")[0] for name in moments}  # PARAMETER.KEY
     wanted = {name: shapes[owners[name]] for name in moments if owners[name] in shapes}
@@ -250,7 +220,8 @@ def load_tensors(files: Mapping[str, Mapping[str, Tensor]], model: nn.Module, op
     parameters = dict(model.named_parameters())
     for name, value in files.get(OPTIMIZER, {}).items():
         owner, _, key = name.rpartition(".")
-        optimizer.state[parameters[owner]][key] = value.clone()  # of its own, wherever the file's bytes lie
+        p = parameters[owner]
+        optimizer.state[p][key] = value.to(p.device, copy=True)  # of its own, wherever the file's bytes lie
 
 
 def _check_shapes(

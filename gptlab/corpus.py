@@ -33,7 +33,7 @@ from gptlab.sources import Source
 from gptlab.tokenizer import NAMES, get_tokenizer
 from gptlab.userfolder import cache_folder
 
-__all__ = ["Corpus", "check", "ensure", "find", "list_corpora", "open_corpus", "prepare"]
+__all__ = ["Corpus", "check", "ensure", "find", "list_corpora", "open_corpus", "prepare", "seen_from"]
 
 _AT_ONCE = {"byte": 4_000_000, "char": 4_000_000, "gpt2": 2_000_000}  # bytes that well under a second prepares
 _STALE_S = 86_400  # a preparation that has not ended in a day was killed
@@ -88,6 +88,15 @@ def check(data: str, tokenizer: str, block_size: int, task: str = "lm") -> None:
         raise ConfigError(
             f"block_size {block_size} is longer than the validation part of {data}: use at most {most - 1}."
         )
+
+
+def seen_from(folder: Path, data: str) -> str:
+    """`data` as it is meant in another working folder: a path from there where it leads to something, else as it is."""
+    try:
+        inside = folder / data
+        return str(inside) if data.strip() and inside.exists() else data
+    except OSError:  # a name that no file can have: who opens it says so
+        return data
 
 
 def ensure(data: str, tokenizer: str, progress: Progress | None = None, task: str = "lm") -> Corpus:

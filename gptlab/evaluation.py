@@ -14,6 +14,7 @@ would give each token more context, and tasks with answers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -33,6 +34,7 @@ from gptlab.checkpoint import load_any, newest_of
 from gptlab.config import ConfigError
 from gptlab.documents import Documents
 from gptlab.heads import tally
+from gptlab.loss import IGNORED
 from gptlab.parallel.strategy import Scorer
 from gptlab.parallel.world import World
 from gptlab.precision import allow_tfloat32, precision
@@ -44,9 +46,6 @@ Starts = npt.NDArray[np.int64]
 
 Text = Tokens | Documents
 """What can be scored: a text, or labelled documents."""
-
-NO_TARGET = -100
-"""The target that the model's loss leaves out."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def padded_windows(tokens: Tokens, starts: Starts, block_size: int) -> tuple[Ten
     changes nothing before it. T is block_size, or less where the whole text is shorter."""
     T = min(block_size, len(tokens) - 1)
     ids = torch.zeros(len(starts), T, dtype=torch.int64)
-    targets = torch.full_like(ids, NO_TARGET)
+    targets = torch.full_like(ids, IGNORED)
     for row, start in enumerate(starts):
         piece = torch.from_numpy(tokens[start : start + T + 1].astype(np.int64))  # (<= T + 1,)
         ids[row, : len(piece) - 1], targets[row, : len(piece) - 1] = piece[:-1], piece[1:]
@@ -167,11 +166,11 @@ def score(
         if scorer.collective_score and len(windows) < rows:
             lacking = rows - len(windows)
             ids = torch.cat([ids, ids.new_zeros(lacking, *ids.shape[1:])])
-            targets = torch.cat([targets, targets.new_full((lacking, *targets.shape[1:]), NO_TARGET)])
+            targets = torch.cat([targets, targets.new_full((lacking, *targets.shape[1:]), IGNORED)])
         found = scorer.score(ids.to(world.device), targets.to(world.device)).tolist()
         sums = [total + new for total, new in zip(sums, [*found, 0.0], strict=False)]
         if world.stage == 0:  # each token counts once in a pipeline
-            count += int((targets != NO_TARGET).sum())
+            count += int((targets != IGNORED).sum())
         after_each((call + 1) / calls)
     scorer.part.train(mode)
     nats, right, all_count = world.sum([*sums, count])
@@ -189,6 +188,16 @@ def split_bytes(text: corpus.Corpus, split: Literal["train", "val"]) -> int:
 def _bytes(tokenizer: Tokenizer, ids: Tokens) -> int:
     """Bytes of the text of ids; an end of text has none."""
     return len(tokenizer.decode_bytes(ids if tokenizer.eot is None else ids[ids != tokenizer.eot]))
+
+
+def _text_of(run: Run, progress: Callable[[float, str], None]) -> corpus.Corpus:
+    """The text that a run trains on, from whatever folder it is asked for: as it was prepared for the run, or else
+    prepared anew."""
+    config, info = run.config, run.info
+    cwd = Path(info.get("cwd") or ".")
+    with contextlib.suppress(ConfigError):  # gone, or damaged
+        return corpus.open_corpus(cwd / str(info["data"].get("path")))
+    return corpus.ensure(corpus.seen_from(cwd, config.data), config.tokenizer, progress, config.task)
 
 
 def read_text(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
@@ -242,7 +251,7 @@ def evaluate(
         tokens, size = read_text(file, from_meta(state.get("tokenizer")))
         what = {"file": str(file)}
     else:
-        text = corpus.ensure(config.data, config.tokenizer, progress, config.task)
+        text = _text_of(run, progress)
         if text.sha256 != info["data"].get("sha256"):
             raise ConfigError(f"{config.data} is no longer the text that {run.name!r} began on: give it with --file.")
         tokens, size = text.split(split), None if classifies else split_bytes(text, split)

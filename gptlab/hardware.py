@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,6 +145,18 @@ def torch_sees_cuda() -> bool:
     return "+cpu" not in (_version("torch") or "+cpu") and sys.platform != "darwin"
 
 
+def can_use(kind: str) -> bool:
+    """Whether torch can use a kind of device here. Imports no torch: where a GPU could be there that the driver's tool
+    does not list (ROCm, a container without that tool), a process of its own asks."""
+    if kind == "cuda" and not torch_sees_cuda():
+        return False
+    there = any(found.kind == kind for found in devices())
+    if there or kind != "cuda":
+        return there
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-P", "-c", ask], capture_output=True, check=False).returncode == 0
+
+
 def likely_device(device: str = "auto") -> str:
     """What `resolve_device` will most probably say, without importing torch."""
     kinds = {found.kind for found in devices()} - (set() if torch_sees_cuda() else {"cuda"})
@@ -165,6 +178,13 @@ def distinct_devices(kind: str, nproc: int) -> int:
     return max(1, min(nproc, sum(device.kind == kind for device in devices()))) if kind == "cuda" else 1
 
 
+def usable() -> dict[str, bool]:
+    """Whether torch can use each kind of device here, best first."""
+    import torch
+
+    return {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+
+
 def resolve_device(device: str = "auto") -> tuple[str, str]:
     """What a `device` setting becomes, and why.
 
@@ -173,11 +193,11 @@ def resolve_device(device: str = "auto") -> tuple[str, str]:
     """
     import torch
 
-    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    there = usable()
     if device == "auto":
-        kind = next(kind for kind, there in usable.items() if there)
+        kind = next(kind for kind, can in there.items() if can)
         return kind, "auto: the first of cuda, mps and cpu that torch can use here"
-    if not usable[device]:
+    if not there[device]:
         raise ConfigError(f"device {device} cannot be used by torch {torch.__version__} here: give auto or cpu.")
     return device, "as asked"
 

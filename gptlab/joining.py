@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ATTEMPT = "GPTLAB_ATTEMPT"
 """In the environment: the number of the attempt, where who starts the ranks holds the run's lock for all of them."""
+KEEP_STOP = "GPTLAB_KEEP_STOP"
+"""In the environment: a stop that lies there was asked for since this start, however early an attempt it is."""
 PATIENCE_S = 600.0
 """How long ranks wait for each other: nodes of a cluster start minutes apart."""
 AGAIN_S = 0.5

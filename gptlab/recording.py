@@ -107,6 +107,10 @@ class Claim:
 
     One process holds it at a time (flock, which the kernel ends with the process); each attempt writes a higher
     generation into the file, and a writer of an older one is refused by `RunWriter`.
+
+    Raises:
+        ConfigError: another process holds it after `wait_s` seconds, or the file system knows no locks.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, wait_s: float = 1.0) -> None:
@@ -117,7 +121,7 @@ class Claim:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() > deadline:
                     self._file.close()
                     raise ConfigError(
@@ -125,13 +129,22 @@ class Claim:
                         f"`gptlab runs stop {shlex.quote(path.name)}`, or choose another --name."
                     ) from None
                 time.sleep(0.02)  # a reader's look holds it for an instant
+            except OSError as error:
+                self._file.close()
+                raise ConfigError(
+                    f"{path} lies where files cannot be locked ({error.strerror}): choose another --runs-dir."
+                ) from None
 
     @classmethod
     def adopt(cls, path: Path, fd: int) -> Self:
         """The claim that another process took and handed over as an open file: the lock is free at no instant."""
         claim = cls.__new__(cls)
         claim.path, claim._file = path, os.fdopen(fd, "a+")
-        claim._sign(claim._generation())
+        try:
+            claim._sign(claim._generation())
+        except BaseException:
+            claim.release()
+            raise
         return claim
 
     def fileno(self) -> int:

@@ -45,8 +45,6 @@ TRAINING = ("preparing", "starting", "running", "restarting")
 """States in which a trainer should be alive."""
 ACTIVE = (QUEUED, *TRAINING)
 """States of a run that goes on by itself."""
-FINAL = ("finished", "stopped", "failed", "diverged")
-"""States that result.json records. A reader adds `lost`: the trainer went without a word."""
 
 
 RANK_SAYS = {"heartbeats": "time", "rank_steps": "step", "phases": "phase", "since": "since", "shares": "shares"}
@@ -299,10 +297,8 @@ def is_locked(path: Path) -> bool:
         # A pipe of that name would be waited on for ever.
         with open(path / "lock", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:  # but for a lock that is held: no such file, or one that nobody can hold
+        return isinstance(error, BlockingIOError)
     return False
 
 

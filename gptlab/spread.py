@@ -271,14 +271,14 @@ def processes(config: TrainConfig, size: int) -> int:
     return layout(config, size).processes if size > 1 else 1
 
 
-def check_device(config: TrainConfig, device: str) -> None:
-    """Refuses a strategy that a kind of device cannot do.
+def check_device(device: str, processes: int) -> None:
+    """Refuses several processes on a kind of device where they cannot add up.
 
     Raises:
-        ConfigError: with those that it can.
+        ConfigError: with what can.
     """
-    if config.strategy != "ddp" and config.nproc > 1 and device == "mps":
-        raise ConfigError(f"strategy {config.strategy} is for CPUs and CUDA, and the device is mps: use ddp, or cpu.")
+    if device == "mps" and processes > 1:  # neither gloo nor NCCL knows it
+        raise ConfigError(f"nproc {processes} is for CPUs and CUDA, and the device is mps: use nproc 1, or device cpu.")
 
 
 def check(config: TrainConfig) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gptlab import checkpoint, compiling, costs, evaluation, initial, manifest, memory
 from gptlab.assembly import Setting, assemble
@@ -100,10 +101,11 @@ class Trainer:
         return self.spent + time.monotonic() - self._began
 
     def resume(self) -> None:
-        """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any."""
-        found = checkpoint.newest_good(self.path / "checkpoints", self.say)
+        """Goes to the newest good checkpoint, or else to the weights that the config names, if there are any.
+        Collective."""
+        found = self._newest()
         if found is not None:
-            files, state = checkpoint.read(found, self.strategy.shapes, self.world.device)
+            files, state = checkpoint.read(found, self.strategy.shapes)
             for name, kind in (("time_s", float), ("skipped_steps", int), ("tokenizer", dict)):
                 if not isinstance(state.get(name), kind):
                     raise ConfigError(f"{found / manifest.STATE} does not say {name}: go on from another checkpoint.")
@@ -123,6 +125,23 @@ class Trainer:
         elif weights := initial.read(self.config, self.say):
             self.strategy.load({manifest.MODEL: adapt(self.config, labels_of(self.train_data), weights)})
         self.pace.begin(self.done)
+
+    def _newest(self) -> Path | None:
+        """The main process's newest good checkpoint, on every process: on a shared disk another machine may not see it
+        yet, or see one more. None where there is none. Collective.
+
+        Raises:
+            CheckpointError: none is good, or the main process's cannot be read here.
+        """
+        folder = self.path / "checkpoints"
+        found = checkpoint.newest_good(folder, self.say)
+        mine = found.name if found else ""
+        name = self.world.of_main(mine)
+        if name and name != mine and (wrong := checkpoint.fault(folder / name)):
+            raise checkpoint.CheckpointError(
+                f"rank 0 goes on from {name}, and rank {self.world.rank} cannot ({wrong}): it has {mine or 'none'}"
+            )
+        return folder / name if name else None
 
     def run(self) -> str:
         """Trains to the end. Collective. Returns how it ended: finished, stopped, diverged, or paused, where another
@@ -150,15 +169,17 @@ class Trainer:
             self._heartbeat()
             began, compiled = time.perf_counter(), compiling.seconds()
             step = self.train_step(self.done, stop=self.writer is not None and self.writer.end_requested())
+            if self.world.device.type == "cuda":
+                torch.cuda.synchronize(self.world.device)  # the update may still be under way
             compiled = compiling.seconds() - compiled
-            row = self._record(step, time.perf_counter() - began - compiled, compiled)
+            self._record(step, time.perf_counter() - began - compiled, compiled)
             seen = self.strategy.observe()
             if seen is not None and self.writer is not None:
                 write_json(self.writer.folder / "pipeline.json", {"step": self.done, **seen})
             if step.stop:
                 status = "stopped"
             if self.bad_steps >= config.max_bad_steps:
-                return self._finish("diverged", row)
+                return self._finish("diverged")
             last = self.done == config.max_iters or step.stop
             best = self.done % config.eval_interval == 0 and not step.stop and self._evaluate_fixed()
             if self.bad_steps == 0 and (last or best or self.done % config.checkpoint_interval == 0):
@@ -167,9 +188,9 @@ class Trainer:
                 break
         if status == "stopped" and self.writer is not None and self.writer.pause_requested():
             return self._pause()
-        return self._finish(status, {})
+        return self._finish(status)
 
-    def _record(self, step: StepResult, seconds: float, compiled: float) -> dict[str, Any]:
+    def _record(self, step: StepResult, seconds: float, compiled: float) -> None:
         """Counts the step and writes its row; the main rank prints it now and then.
 
         Args:
@@ -207,13 +228,12 @@ class Trainer:
             self.writer.log(row)
         if not step.skipped and (self.done % config.log_interval == 0 or self.done == 1):
             self.say(human_line(row))
-        return row
 
-    def _heartbeat(self, *, force: bool = False) -> None:
+    def _heartbeat(self) -> None:
         """Says in status.json that the run lives; every half second at most. The ranks' own files say the rest."""
         self.pace.mark()
         now = time.monotonic()
-        if self.writer is not None and (force or now - self._beat > STATUS_EVERY_S):
+        if self.writer is not None and now - self._beat > STATUS_EVERY_S:
             self._beat = now
             self.writer.status(
                 "running", step=self.done, max_iters=self.config.max_iters, world_size=self.world.size,
@@ -286,7 +306,7 @@ class Trainer:
             self.writer.paused(self.done)
         return "paused"
 
-    def _finish(self, status: str, row: dict[str, Any]) -> str:
+    def _finish(self, status: str) -> str:
         """Leaves the final record. A finished run is evaluated on the whole validation split; who asks for a stop wants
         it now."""
         score = None

@@ -14,6 +14,7 @@ Left out on purpose: starting it, and deciding what to do when it dies (`launche
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gptlab.assembly import Setting
     from gptlab.corpus import Corpus
     from gptlab.launcher.lookout import Lookout
+    from gptlab.parallel.world import World
     from gptlab.training import Trainer
 
 
@@ -83,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
             claim = Claim(path, wait_s=30.0)  # held until this process ends
             if spot.restarts:
                 _end_if_hopeless(Run(path), spot.restarts)
-            attempt = claim.new_attempt(keep_stop=spot.restarts > 0)
+            attempt = claim.new_attempt(keep_stop=spot.restarts > 0 or joining.KEEP_STOP in os.environ)
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
@@ -116,10 +118,10 @@ def _leave_if_over(run: Run) -> None:
 
 def _end_if_hopeless(run: Run, restarts: int) -> None:
     """Ends the run where another attempt would fail as those before."""
-    from gptlab.launcher.engines import ending
+    from gptlab.launcher import ending
 
     if found := ending.hopeless(run, restarts):
-        ending.fail(run, *found)
+        ending.fail(run, int(run.attempts()[-1].name), *found)
         _leave_if_over(run)
 
 
@@ -187,14 +189,15 @@ def _prepare(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = _device(config, setting.device, spot.local_rank, spot.local_size)
-    numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
-    attention.check(setting.attention, config, device, numbers)
     world = connect(
         rank, world_size, device, store, shared_gpu=config.share_gpu, stages=spread.processes(config, world_size),
         groups=config.strategy != "ddp", pace=pace,
     )  # fmt: skip
+    setting = _agreed(config, setting, world)
+    numbers = getattr(torch, {"tfloat32": "float32"}.get(setting.dtype, setting.dtype))
+    attention.check(setting.attention, config, device, numbers)
     pids = _pids(rank, world_size, store)
-    peak = _peak(info, setting, world_size) if rank == 0 else None
+    peak = _peak(info, setting, spot) if rank == 0 else None
     if rank == 0 and setting.kernels == "native":
         measured(setting.dtype, hardware.cores())  # once on a machine: what predictions are made of
     memory.reset_peak(setting.device)
@@ -235,19 +238,22 @@ def settle(
     from gptlab import compiling, native
     from gptlab.assembly import Setting
     from gptlab.attention import choose
+    from gptlab.launcher.checks import check_kept
 
     reasons: dict[str, str] = {}
     if config.strategy != "ddp" and world_size == 1:
         reasons["strategy"] = "NOT AS ASKED: one process has the whole model and the whole batch, as under ddp"
     if kept := info.get("setting"):
         setting = Setting(**kept)
+        spread.check_device(setting.device, world_size)
+        check_kept(config, kept, there=hardware.usable().get(setting.device, False))
         if info.get("world_size") == world_size:
             return setting, reasons | {"device": "as this run began"}
         threads = config.threads or hardware.default_threads(local_size)
         reasons["threads"] = f"{local_size} processes on this machine"
         return Setting(**(kept | {"threads": threads})), reasons
     device, reasons["device"] = hardware.resolve_device(config.device)
-    spread.check_device(config, device)
+    spread.check_device(device, world_size)
     dtype, reasons["dtype"] = hardware.resolve_dtype(config.dtype, device, config)
     attention, reasons["attention"] = choose(config.attention, config, device)
     threads = config.threads or hardware.default_threads(local_size)
@@ -267,6 +273,19 @@ def settle(
     return setting, reasons
 
 
+def _agreed(config: TrainConfig, setting: Setting, world: World) -> Setting:
+    """The main rank's choices, on every rank: machines that are not alike would each choose for themselves. Device and
+    threads are a machine's own. Collective."""
+    from gptlab.assembly import Setting
+    from gptlab.launcher.checks import check_kept
+
+    told = json.loads(world.of_main(json.dumps(vars(setting))))
+    agreed = Setting(**(told | {"device": setting.device, "threads": setting.threads}))
+    if agreed != setting:
+        check_kept(config, vars(agreed), there=True)
+    return agreed
+
+
 def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) -> torch.device:
     """This rank's device: a GPU of its own, unless share_gpu."""
     import torch
@@ -281,12 +300,14 @@ def _device(config: TrainConfig, kind: str, local_rank: int, local_size: int) ->
     return device
 
 
-def _peak(info: dict[str, Any], setting: Setting, world_size: int) -> Peak | None:
+def _peak(info: dict[str, Any], setting: Setting, spot: joining.Spot) -> Peak | None:
     """The rate that MFU is measured against: this run's own where it has one, so that an attempt need not measure."""
     kept = info.get("peak")
-    if kept and info.get("world_size") == world_size:
+    if kept and info.get("world_size") == spot.world_size:
         return Peak(**kept)
-    return hardware.total_peak(setting.device, setting.dtype, world_size, measure=True)
+    here = hardware.total_peak(setting.device, setting.dtype, spot.local_size, measure=True)
+    nodes = -(-spot.world_size // spot.local_size)
+    return here if here is None or nodes == 1 else Peak(here.flops * nodes, f"{nodes} nodes x {here.source}")
 
 
 def _pids(rank: int, world_size: int, store: Store | None) -> list[int]:

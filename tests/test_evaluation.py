@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from gptlab import corpus, evaluation, hardware
 from gptlab.cli import main
 from gptlab.config import ConfigError, GPTConfig, TrainConfig
 from gptlab.evaluation import Score, covering_windows, fixed_windows, padded_windows, score, split_bytes, windows_hash
+from gptlab.loss import IGNORED
 from gptlab.model import GPT
 from gptlab.parallel.world import World
 from gptlab.recording import create_run
-from gptlab.runs import Run
+from gptlab.runs import Run, write_json
 from gptlab.tokenizer import CharTokenizer, get_tokenizer
 from gptlab.worker import run_rank
 
@@ -31,7 +33,7 @@ class Uniform(nn.Module):
     """Gives every one of 8 ids the same chance."""
 
     def forward(self, ids: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-        return (targets != evaluation.NO_TARGET).sum() * math.log(8)
+        return (targets != IGNORED).sum() * math.log(8)
 
 
 def test_a_uniform_model_has_its_logarithm() -> None:
@@ -50,7 +52,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, micro: int) ->
     for at in range(0, len(starts), micro):
         ids, targets = padded_windows(tokens, starts[at : at + micro], 16)
         assert ids.shape == targets.shape
-        seen += targets[targets != evaluation.NO_TARGET].tolist()
+        seen += targets[targets != IGNORED].tolist()
     assert seen == tokens[1:].tolist()
     model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=65), seed=1).train()
     nats = 0.0
@@ -156,11 +158,32 @@ def test_eval_of_a_file_is_that_of_its_text(run: Run, tmp_path: Path, capsys: py
         assert not out and words in err and len(err.splitlines()) == 1
 
 
-def test_eval_refuses_another_text_than_the_runs(run: Run) -> None:
+def test_eval_finds_the_text_from_another_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for folder in (there, elsewhere):
+        folder.mkdir()
+    shutil.copy(run.config.data, there / "text.txt")
+    (elsewhere / "text.txt").write_text("Something else, of the same name.\n" * 500)
+    info = run.info
+    info["config"]["data"] = "text.txt"
+    write_json(run.path / "run.json", info | {"cwd": str(there)})
+    monkeypatch.chdir(there)
+    wanted = (trained(run).result() or {})["val_loss"]
+    monkeypatch.chdir(elsewhere)
+    assert evaluation.evaluate(run)["loss"] == pytest.approx(wanted, rel=1e-6)
+    shutil.rmtree(run.info["data"]["path"])  # the cache was emptied
+    assert evaluation.evaluate(run)["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_eval_takes_the_text_that_the_run_began_on_and_no_other(run: Run) -> None:
     path = Path(trained(run).config.data)
-    path.write_text(path.read_text() + "More of it.\n" * 50)
+    before = path.read_text()
+    path.write_text(before + "More of it.\n" * 50)
+    assert evaluation.evaluate(run)["loss"] == pytest.approx((run.result() or {})["val_loss"], rel=1e-6)
+    shutil.rmtree(run.info["data"]["path"])
     with pytest.raises(ConfigError, match="no longer"):
         evaluation.evaluate(run)
+    path.write_text(before)  # other tests read it too
 
 
 def test_eval_wants_a_checkpoint(run: Run) -> None:

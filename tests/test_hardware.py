@@ -227,6 +227,16 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         hardware.resolve_device(missing)
 
 
+def test_a_gpu_that_torch_was_not_built_for_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = hardware.Device("cuda", "NVIDIA H200", 141 * 10**9, 9.0), hardware.Device("cpu", "x", 10**10)
+    monkeypatch.setattr("gptlab.hardware.sys.platform", "linux")
+    monkeypatch.setattr(hardware, "devices", lambda: (gpu, cpu))
+    for version, there in (("2.13.0+cpu", False), ("2.13.0+cu130", True)):
+        monkeypatch.setattr(hardware, "_version", lambda _, version=version: version)
+        assert hardware.can_use("cuda") == there
+        assert hardware.can_use("cpu") and not hardware.can_use("mps")
+
+
 def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = "NVIDIA H200, 143771, 9.0, GPU-aa\nNVIDIA L4, 23034, 8.9, GPU-bb"
     monkeypatch.setattr("gptlab.hardware.shutil.which", lambda name: f"/usr/bin/{name}")

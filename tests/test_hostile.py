@@ -31,7 +31,8 @@ def run(tmp_path: Path) -> Run:
     made = create_run(TrainConfig(**SHAPE.to_dict(), tokenizer="char"), "a", tmp_path / "runs")
     model = GPT(SHAPE)
     state = {"model": SHAPE.to_dict(), "tokenizer": CHARS.to_meta(), "time_s": 1.0, "skipped_steps": 0}
-    checkpoint.save(made.path / "checkpoints", 4, model, torch.optim.AdamW(model.parameters()), state, keep=1)
+    files = checkpoint.tensors(model, torch.optim.AdamW(model.parameters()))
+    checkpoint.write(made.path / "checkpoints", 4, files, state, keep=1)
     return made
 
 

@@ -18,13 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from gptlab import hardware, launcher, peaks
+from gptlab import hardware, kernels, launcher, peaks, worker
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
+from gptlab.launcher.engines import Torchrun
 from gptlab.launcher.handle import Handle
 from gptlab.launcher.verdict import FRUITLESS, Failure, reason_to_end
 from gptlab.recording import Claim, create_run
-from gptlab.runs import Run, default_runs_dir, list_runs, read_json, write_json
+from gptlab.runs import Run, default_runs_dir, is_locked, list_runs, read_json, write_json
 
 
 def small(text: Path, **changes: Any) -> TrainConfig:
@@ -301,6 +302,56 @@ def test_a_directory_that_is_removed_ends_its_run(tinytext: Path) -> None:
     assert result["status"] == "lost" and "is gone" in result["message"]
     until(lambda: not any(alive(pid) for pid in pids), 5)
     assert not handle.run.path.exists()
+
+
+def test_a_run_that_cannot_be_read_is_refused_and_leaves_the_others_alone(tinytext: Path) -> None:
+    other = launcher.launch(small(tinytext, max_iters=100_000), name="other")
+    until(lambda: steps(other.run) >= 3)
+    run = create_run(small(tinytext), "spoilt", default_runs_dir())
+    info = run.info
+    changes = {"config": info["config"] | {"n_hade": 3}, "data": {"path": str(tinytext.parent)}}
+    write_json(run.path / "run.json", info | changes)
+    with pytest.raises(ConfigError, match="n_hade"):
+        launcher.resume("spoilt")
+    assert not run.attempts() and not is_locked(run.path)
+    handle = client.start(run, Claim(run.path), cwd=Path.cwd(), prepared=True)  # as if it were spoilt in between
+    result = handle.wait(30)
+    assert result["status"] == "lost" and "n_hade" in result["message"]
+    done = steps(other.run)
+    until(lambda: steps(other.run) > done)
+    other.kill()
+    assert other.wait(30)["status"] == "stopped"
+
+
+def test_a_supervisor_that_fails_leaves_its_last_words() -> None:
+    one = client.Client()
+    one.send({"do": "nothing"})
+    one.process.wait(60)
+    assert "KeyError: 'path'" in one.last_words(Path("any")) and not one.folder.exists()
+    one.close()
+
+
+def test_a_run_is_not_resumed_where_its_device_or_its_kernel_is_not(
+    tinytext: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "mps" if sys.platform != "darwin" else "cuda"
+    ours = {
+        "device": "cpu", "dtype": "float32", "attention": "sdpa", "micro_batch_size": 1, "threads": 1,
+        "kernels": "native",
+    }  # fmt: skip
+    monkeypatch.setattr(kernels, "refusal", lambda *_: "this CPU lacks avx512f")
+    for kept, words in (
+        (ours | {"device": missing}, f"began on {missing}, which this machine lacks"),
+        (ours, "began with the kernel of our own, and here this CPU lacks avx512f"),
+    ):
+        run = create_run(small(tinytext), None, default_runs_dir())
+        write_json(run.path / "run.json", run.info | {"setting": kept, "world_size": 1})
+        for engine in (None, Torchrun()):
+            with pytest.raises(ConfigError, match=words):
+                launcher.resume(run.name, engine=engine)
+        with pytest.raises(ConfigError, match=words):  # a rank that something else has started
+            worker.settle(run.config, run.info, 1, 1)
+        assert not run.attempts() and not is_locked(run.path)
 
 
 # Workers that do wrong ---------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import pytest
 
 from gptlab.config import TrainConfig
 from gptlab.jsonfile import read_json, write_json
-from gptlab.launcher import lookout
-from gptlab.launcher.engines import ending
+from gptlab.launcher import ending, lookout
 from gptlab.launcher.lookout import Lookout
 from gptlab.pace import OVER, Pace, Pulse
 from gptlab.recording import Claim, RunWriter, create_run

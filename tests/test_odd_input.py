@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ from gptlab.recording import check_name, create_run
 from gptlab.runs import Run
 
 ODD = ("nan", "inf", "-inf", "1e400", "two", "true", "", "0x10", "9" * 30, "-1e30", "9" * 5000)
+MISSING = "mps" if sys.platform != "darwin" else "cuda"
+"""A device that this machine does not have."""
 WORDS = {
     "train": ["--preset", "tiny"], "sweep": ["--preset", "tiny"], "cost": [], "tune": ["tiny"], "sample": ["r"],
     "bench": ["train", "tiny"], "fit": ["t.csv", "--n", "N", "--loss", "L"],
@@ -107,6 +110,7 @@ def test_numbers_that_are_none_are_refused(command: str, capsys: pytest.CaptureF
         ("bench train tiny --plot x.xyz", "ending"),
         ("bench train tiny --output .", "ending"),
         ("report r --out .", "folder"),
+        (f"train --preset tiny --device {MISSING}", f"device {MISSING} cannot be used on this machine"),
         ("train --preset tiny --data=", "data is empty"),
         ("train --preset tiny --name=", "cannot be a folder"),
         ("sweep --preset tiny --name=", "cannot be a folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import io
 import os
 import shutil
@@ -20,6 +21,7 @@ from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.foreign import import_log
 from gptlab.launcher import client
+from gptlab.launcher.engines import Torchrun, starting
 from gptlab.recording import create_run
 from gptlab.runs import Run
 
@@ -72,6 +74,42 @@ def test_a_launch_that_the_disk_ends_takes_its_run_away(
     with pytest.raises(ConfigError, match="No space left"):
         launcher.resume("b", runs_dir=tmp_path / "runs")
     assert (tmp_path / "runs" / "b" / "run.json").exists()
+
+
+def test_an_engine_on_a_disk_that_takes_nothing_is_a_sentence(
+    tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config = TrainConfig(n_layer=1, n_head=1, n_embd=32, block_size=16, data=str(tinytext), device="cpu")
+    runs = tmp_path / "runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(starting, "write_json", refuse)
+        with pytest.raises(ConfigError, match="No space left"):
+            launcher.launch(config, name="a", runs_dir=runs, engine=Torchrun())
+    assert list(runs.iterdir()) == []
+    monkeypatch.setattr(Torchrun, "start", refuse)
+    for start in (
+        lambda: launcher.launch(config, name="b", runs_dir=runs, engine=Torchrun()),
+        lambda: launcher.resume("b", runs_dir=runs, engine=Torchrun()),
+    ):
+        with pytest.raises(ConfigError, match=r"b cannot be written \(No space left"):
+            start()
+
+
+def test_a_launch_where_files_cannot_be_locked_takes_its_run_away(
+    tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(client, "supervisor", lambda: None)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    config = TrainConfig(n_layer=1, n_head=1, n_embd=32, block_size=16, data=str(tinytext), device="cpu")
+    with pytest.raises(ConfigError, match="cannot be locked"):
+        launcher.launch(config, name="a", runs_dir=tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_what_the_system_refuses_is_a_sentence(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.recording import Claim, RunWriter, StaleWriterError, create_run
-from gptlab.runs import Run, list_runs
+from gptlab.runs import Run, is_locked, list_runs
 
 
 @pytest.fixture
@@ -70,6 +73,16 @@ def test_one_process_claims_at_a_time(run: Run) -> None:
         assert other.returncode == 1 and "being trained by another process" in other.stderr
     with Claim(run.path) as claim:
         assert claim.new_attempt() == 2
+
+
+def test_where_files_cannot_be_locked_nobody_trains(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be locked .*: choose another --runs-dir"):
+        Claim(run.path)
+    assert (run.path / "lock").exists() and not is_locked(run.path)
 
 
 def test_what_a_later_attempt_adds_to_a_step_does_not_hide_its_loss(run: Run) -> None:

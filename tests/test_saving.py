@@ -16,7 +16,8 @@ from gptlab.checkpoint import CheckpointError
 from gptlab.config import GPTConfig, TrainConfig
 from gptlab.model import GPT
 from gptlab.optimizer import make_optimizer
-from gptlab.saving import Files, Saver, Snapshot
+from gptlab.parallel.strategy import Files
+from gptlab.saving import Saver, Snapshot
 
 SHAPE = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=65)
 
@@ -52,7 +53,7 @@ class Gate:
 def test_the_state_of_that_step_is_written_while_training_goes_on(tmp_path: Path) -> None:
     one, gate = Training(), Gate()
     saver = Saver(tmp_path / "c", keep=2, may_write=gate)
-    plain = checkpoint.save(tmp_path / "plain", 1, one.model, one.optimizer, {}, keep=1)
+    plain = checkpoint.write(tmp_path / "plain", 1, one.files(), {}, keep=1)
     saver.save(1, one.files(), {})
     for _ in range(3):
         one.step()

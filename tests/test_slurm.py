@@ -23,7 +23,7 @@ from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher.engines import Slurm, queue
 from gptlab.launcher.engines.slurm import seconds
 from gptlab.recording import create_run
-from gptlab.runs import Run, read_json
+from gptlab.runs import Run, read_json, write_json
 
 WAIT_S = 300.0
 """A requeued job waits for its turn, and the machine may be busy."""
@@ -147,6 +147,13 @@ def test_a_queued_run_is_listed_is_not_begun_twice_and_leaves_the_queue_when_it_
     assert handle.wait(WAIT_S)["status"] == "lost"  # no result came of it
     assert run.state == "stopped" and run.why()[0].startswith("stopped: taken from SLURM's queue")
     assert main(["runs", "rm", "far"]) == 0
+
+
+def test_the_hint_of_a_queued_run_can_be_pasted(tmp_path: Path) -> None:
+    run = create_run(small(Path("x")), "far away", tmp_path)
+    write_json(run.path / "status.json", {"state": "queued", "job": "7"})
+    with pytest.raises(ConfigError, match=r"as job 7: .*`gptlab runs stop 'far away'`"):
+        queue.check_not_queued(run)
 
 
 def test_a_job_that_went_by_itself_leaves_no_run_queued_and_a_refused_one_none_at_all(

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.spread import SCHEDULES, Layout, held, layout, owners, passes, pipeline_micro_batch, split_points, trouble
+from gptlab.spread import (
+    SCHEDULES,
+    Layout,
+    check_device,
+    held,
+    layout,
+    owners,
+    passes,
+    pipeline_micro_batch,
+    split_points,
+    trouble,
+)
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -67,6 +78,13 @@ def test_what_does_not_fit_is_refused_with_what_does(changes: dict[str, Any], wo
 def test_a_batch_that_no_micro_batch_parts_names_the_next_one_that_works() -> None:
     with pytest.raises(ConfigError, match="use a global_batch_size of 4"):
         config(strategy="pp+ddp", nproc=4, stages=2, global_batch_size=3, micro_batch_size=1)
+
+
+def test_a_mac_s_gpu_is_one_process_s_whatever_the_strategy() -> None:
+    check_device("mps", 1)
+    check_device("cpu", 2)
+    with pytest.raises(ConfigError, match="the device is mps: use nproc 1, or device cpu"):
+        check_device("mps", 2)
 
 
 def test_split_is_text_in_a_config_and_means_the_same() -> None:

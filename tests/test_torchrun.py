@@ -20,12 +20,15 @@ import psutil
 import pytest
 
 import gptlab
-from gptlab import joining, launcher
+from gptlab import joining, launcher, worker
+from gptlab.assembly import Setting
 from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.joining import Spot, find_spot
-from gptlab.launcher.engines import Dlrover, Torchrun, dlrover, ending, starting
+from gptlab.launcher import ending
+from gptlab.launcher.engines import Dlrover, Torchrun, agent, dlrover, starting
 from gptlab.launcher.handle import Handle
+from gptlab.launcher.verdict import FRUITLESS
 from gptlab.recording import Claim, RunWriter, create_run
 from gptlab.runs import Run, read_json
 
@@ -139,6 +142,14 @@ def test_spots() -> None:
         find_spot({})
 
 
+def test_the_peak_of_several_nodes_is_that_of_all_their_devices() -> None:
+    setting = Setting("cpu", "float32", "sdpa", micro_batch_size=1, threads=1)
+    one = worker._peak({}, setting, Spot(0, 2, 0, 2))
+    two = worker._peak({}, setting, Spot(0, 4, 0, 2))
+    assert one is not None and two is not None
+    assert two.flops == 2 * one.flops and two.source == f"2 nodes x {one.source}"
+
+
 def test_a_leash_ends_an_orphan() -> None:
     code = "from gptlab import joining; import time; joining.keep_leash(); print('up', flush=True); time.sleep(60)"
     parent = subprocess.Popen(
@@ -170,10 +181,42 @@ def test_restarts_that_repeat_an_error_are_hopeless_and_the_echoes_of_a_loss_are
     assert ending.hopeless(run, 3) is None
     found = ending.hopeless(run, 4)
     assert found is not None and "twice" in found[1]
-    ending.fail(run, *found)
+    ending.fail(run, 4, *found)
     result = run.result() or {}
     assert result["status"] == "failed" and "RuntimeError on rank 1: no such thing" in result["message"]
     assert run.state == "failed"
+
+
+def test_a_failure_before_the_newest_checkpoint_was_written_was_not_fruitless(tmp_path: Path) -> None:
+    run = create_run(TrainConfig(), "run", tmp_path)
+    with Claim(run.path) as claim:
+        for number in range(1, FRUITLESS + 1):
+            attempt_with(run, claim, number, "Connection closed by peer")
+            if number == 2:  # it wrote the one checkpoint; those after it died before they had even read that
+                RunWriter(run.path, number).log({"step": 20, "loss": 1.0})
+                (run.path / "checkpoints" / "step-00000020").mkdir(parents=True)
+        assert ending.hopeless(run, 99) is None
+        attempt_with(run, claim, None, "Connection closed by peer")
+    found = ending.hopeless(run, 99)
+    assert found is not None and found[1] == f"{FRUITLESS} attempts in a row failed without a new checkpoint"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_ends_before_its_first_attempt_has_a_result_of_its_own(tmp_path: Path, killed: bool) -> None:
+    run = create_run(TrainConfig(), "run", tmp_path)
+    with Claim(run.path) as claim:
+        RunWriter(run.path, claim.new_attempt()).result("stopped", step=3, message="of an earlier start")
+    agent.close(run, 1, "the agent gave up", killed=killed)
+    result = run.result() or {}
+    assert (result["attempt"], result["status"]) == (2, "stopped" if killed else "failed")
+    assert result["message"] == ("killed on request" if killed else "the agent gave up, before its first attempt")
+
+
+def test_an_agent_that_cannot_be_started_is_a_sentence(tmp_path: Path) -> None:
+    run = create_run(TrainConfig(), "run", tmp_path)
+    assert agent.main([str(run.path), agent.ALONE, "--", "/nowhere/agent"]) == 1
+    message = "/nowhere/agent cannot be started (No such file or directory), before its first attempt"
+    assert (run.result() or {})["message"] == message and run.state == "failed"
 
 
 # The command --------------------------------------------------------------------------------------------------------
@@ -229,6 +272,19 @@ def test_a_killed_rank_is_replaced_and_the_losses_are_equal(
     for rank in (0, 1):
         assert "iter 300: loss" in handle.log(rank)
     assert not workers(handle.run)
+
+
+def test_a_stop_before_the_first_attempt_is_kept_and_the_next_start_forgets_it(
+    tinytext: Path, tidy: list[Handle]
+) -> None:
+    handle = gptlab.launch(small(tinytext, nproc=1), name="run", engine=Torchrun())
+    tidy.append(handle)
+    handle.stop()
+    result = handle.wait(WAIT_S)
+    assert result["status"] == "stopped" and result["step"] < 300, (result, handle.log())
+    again = launcher.resume("run", engine=Torchrun())
+    tidy.append(again)
+    assert again.wait(WAIT_S)["status"] == "finished", again.log()
 
 
 @pytest.mark.slow

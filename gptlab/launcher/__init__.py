@@ -23,6 +23,7 @@ detached.
     lookout.py     the same by a rank itself, where an engine has started it
     checks.py      what this machine's devices can hold
     verdict.py     whether a run that failed is worth another attempt
+    ending.py      what an attempt left, and the final record where no worker wrote it
     entry.py       what a new process does first
     preload.py     what the fork server imports
     engines/       several machines: torchrun, SLURM, Kubernetes, DLRover
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, overload
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher import client
-from gptlab.launcher.checks import check_devices
+from gptlab.launcher.checks import check_devices, check_kept
 from gptlab.launcher.handle import Handle
 from gptlab.recording import Claim, create_run
 from gptlab.runs import QUEUED, Run, default_runs_dir
@@ -100,8 +101,10 @@ def launch(
         if not detach:
             client.supervisor()
         return _start(run, Claim(run.path), Path.cwd(), prepared, detach)
-    except OSError as error:  # the disk took run.json, and no more
+    except (OSError, ConfigError) as error:  # the disk took run.json, and no more, or knows no locks
         shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, or choose another.") from None
 
 
@@ -130,16 +133,18 @@ def resume(
     except OSError as error:
         raise ConfigError(f"{run.path} cannot be written ({error.strerror}): a run is resumed where it lies.") from None
     try:
+        config = run.config  # one that cannot be read is refused here, not by the supervisor
         result = run.result() or {}
         if result.get("status") == "finished":
             raise ConfigError(
                 f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
             )
+        check_kept(config, run.info.get("setting") or {})
         # Relative paths in the config mean what they meant at first, where that folder still exists.
         before = Path(run.info.get("cwd") or ".")
         cwd = before if before.is_dir() else Path.cwd()
         text = run.info.get("data", {}).get("path")
-        prepared = (text is not None and Path(text).is_dir()) or check(run.config, cwd)
+        prepared = (text is not None and Path(text).is_dir()) or check(config, cwd)
         return _start(run, claim, cwd, prepared, detach)
     except BaseException as error:
         claim.release()
@@ -184,10 +189,6 @@ def check(config: TrainConfig, cwd: Path) -> bool:
 
     tasks.check_installed(config)
     check_devices(config)
-    inside = cwd / config.data
-    try:
-        data = str(inside) if config.data.strip() and inside.exists() else config.data
-    except OSError:  # a name that no file can have: the corpus says so
-        data = config.data
+    data = corpus.seen_from(cwd, config.data)
     corpus.check(data, config.tokenizer, config.block_size, config.task)
     return corpus.find(data, config.tokenizer, config.task) is not None

@@ -15,11 +15,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from gptlab.launcher import entry
-from gptlab.launcher.verdict import ECHO, Failure
+from gptlab.launcher import ending, entry
+from gptlab.launcher.verdict import Failure
 from gptlab.launcher.watch import Stuck, Watch
 from gptlab.recording import RunWriter
-from gptlab.runs import Run, read_json, write_json
+from gptlab.runs import Run, write_json
 
 ECHO_S = 0.05
 """How long the others of a lost worker are given: a death is reported a moment after what it causes."""
@@ -150,46 +150,32 @@ class Crew:
 
     def _failure(self) -> Failure:
         """What went wrong first, also as the attempt's error.json."""
-        place = self.writer.folder / "error.json"
-        found = read_json(place)
-        steps = [row["step"] for row in self.run.metrics() if row["attempt"] == self.attempt]
-        step = steps[-1] if steps else None
-        after = "before its first step" if step is None else f"after step {step}"
-        checkpoints = self.run.checkpoints()
-        newest = checkpoints[-1].name if checkpoints else None
+        left, stream = ending.traces(self.run, self.writer.folder), "err"
         aborted = next((rank for rank, code in self.codes.items() if code == -signal.SIGABRT), None)
         early = next((rank for rank, code in self.codes.items() if code == 0), None)
         killed = self._killed_rank()
+        lost = aborted if killed is None else killed
         # Of a rank that went without a word the others say that a connection was closed, or abort. Signals but that one
         # come from outside.
         silent = aborted is not None or early is not None
         if self.stuck is not None:
-            stack = self.writer.folder / f"rank-{self.stuck.rank}.stack"
-            failure = Failure(
-                self.stuck.rank, step, "WorkerStopped" if self.stuck.stopped else "WorkerHung",
-                f"rank {self.stuck.rank} {self.stuck.what} {after}", newest, by_signal=self.stuck.stopped,
-                traceback=_tail(stack),
-            )  # fmt: skip
-            write_json(place, {**failure.to_dict(), "time": time.time(), "echo": found})
-            return failure
-        if found is not None and killed is None and not (silent and ECHO.search(found["message"])):
-            return Failure(
-                found["rank"], step if found["step"] is None else found["step"], found["type"], found["message"],
-                newest, traceback=found["traceback"],
-            )  # fmt: skip
-        killed = aborted if killed is None else killed
-        if killed is not None:
-            rank, kind, what = killed, "WorkerKilled", f"was killed by {_signal_name(self.codes[killed])}"
+            rank, what, stream = self.stuck.rank, self.stuck.what, "stack"
+            kind = "WorkerStopped" if self.stuck.stopped else "WorkerHung"
+        elif left.error is not None and killed is None and not (silent and left.is_echo):
+            return left.raised()
+        elif lost is not None:
+            rank, kind, what = lost, "WorkerKilled", f"was killed by {_signal_name(self.codes[lost])}"
         elif early is not None:
             rank, kind, what = early, "WorkerLeft", "left with exit code 0, though the run is not over,"
         else:
             rank = next(iter(self.codes))
             kind, what = "WorkerLeft", f"left with exit code {self.codes[rank]}"
         failure = Failure(
-            rank, step, kind, f"rank {rank} {what} {after}", newest, by_signal=killed is not None,
-            traceback=_tail(self.writer.folder / f"rank-{rank}.err"),
+            rank, left.step, kind, f"rank {rank} {what} {left.after}", left.checkpoint,
+            by_signal=kind in ("WorkerStopped", "WorkerKilled"),
+            traceback=_tail(self.writer.folder / f"rank-{rank}.{stream}"),
         )  # fmt: skip
-        write_json(place, {**failure.to_dict(), "time": time.time(), "echo": found})
+        write_json(self.writer.folder / "error.json", {**failure.to_dict(), "time": time.time(), "echo": left.error})
         return failure
 
 

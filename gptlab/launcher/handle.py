@@ -143,7 +143,7 @@ class Handle:
         if not self.run.path.exists():
             message = f"the run directory {self.run.path} is gone"
         elif self._client.is_alive():
-            message = f"the run directory {self.run.path} could not be written: {words}"
+            message = f"the run {self.run.name!r} could not go on: {words}"
         else:
             message = (
                 f"the supervisor of {self.run.name!r} ended before the run: `gptlab.resume` goes on from its checkpoint"

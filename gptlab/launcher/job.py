@@ -12,11 +12,11 @@ import traceback
 from multiprocessing.connection import wait
 from typing import Any
 
-from gptlab.launcher import entry
+from gptlab.launcher import ending, entry
 from gptlab.launcher.crew import Crew
 from gptlab.launcher.verdict import Failure, reason_to_end
 from gptlab.recording import Claim, RunWriter
-from gptlab.runs import Run, read_json
+from gptlab.runs import Run
 
 LOOK_S = 0.1
 """Seconds between two looks for a `stop`, while no worker is there to look."""
@@ -68,13 +68,11 @@ class Job(threading.Thread):
             if self.prepared or self._prepare():
                 self._attempts()
         except Exception as error:
-            text = traceback.format_exc()
+            failure = Failure(None, None, type(error).__name__, str(error), traceback=traceback.format_exc())
             try:
-                self._fail(Failure(None, None, type(error).__name__, str(error), traceback=text), "in the supervisor")
-            except (
-                OSError
-            ) as last:  # the directory was deleted, or became read-only: the client's end still hears of it
-                print(json.dumps({"run": str(self.record.path), "words": f"{last}"}), file=sys.stderr, flush=True)
+                ending.fail(self.record, self.attempt, failure, "in the supervisor")
+            except OSError as last:  # the directory was deleted, or became read-only
+                say_last_words(str(self.record.path), last)
         finally:
             self.claim.release()
             self._wake.close()
@@ -88,7 +86,7 @@ class Job(threading.Thread):
             with self._changing:
                 self._crew = None
             if crew.has_result():
-                return self._mirror()
+                return ending.mirror(self.record, self.attempt)
             if failure is None:
                 if crew.has_paused():
                     self._writer().status("restarting", pids=[], world_size=self._world_size, message="another world")
@@ -97,10 +95,11 @@ class Job(threading.Thread):
             failures.append(failure)
             reason = reason_to_end(failures)
             if reason is not None:
-                return self._fail(failure, reason)
+                return ending.fail(self.record, self.attempt, failure, reason)
             self._writer().status("restarting", pids=[], world_size=self._world_size, message=failure.message)
             self.attempt = self.claim.new_attempt(keep_stop=True)
-        self._end("stopped", message="killed on request" if self._killed.is_set() else "stopped between two attempts")
+        words = "killed on request" if self._killed.is_set() else "stopped between two attempts"
+        ending.end(self.record, self.attempt, "stopped", message=words)
 
     def _next_crew(self) -> Crew:
         """Of as many workers as are wanted now; run.json says how many, so that a resumed run has as many."""
@@ -128,7 +127,8 @@ class Job(threading.Thread):
                 writer.status("preparing", pids=[process.pid], progress=news[0], message=news[1])
                 while not reports.poll():
                     if self._asked_to_end():
-                        self._end("stopped", message="ended while its text was being prepared")
+                        words = "ended while its text was being prepared"
+                        ending.end(self.record, self.attempt, "stopped", message=words)
                         return False
                     wait([reports, self._wake], LOOK_S)
                 try:
@@ -144,7 +144,7 @@ class Job(threading.Thread):
             process.close()
             reports.close()
         if news is not None:
-            self._fail(Failure(None, None, **news), "while its text was being prepared")
+            ending.fail(self.record, self.attempt, Failure(None, None, **news), "while its text was being prepared")
         return news is None
 
     def _asked_to_end(self) -> bool:
@@ -153,21 +153,7 @@ class Job(threading.Thread):
     def _writer(self) -> RunWriter:
         return RunWriter(self.record.path, self.attempt)
 
-    def _fail(self, failure: Failure, reason: str) -> None:
-        where = f" on rank {failure.rank}" if failure.rank is not None else ""
-        what = failure.message if failure.type.startswith("Worker") else f"{failure.type}{where}: {failure.message}"
-        self._end("failed", message=f"{what} ({reason})", error=failure.to_dict())
 
-    def _end(self, status: str, **more: Any) -> None:
-        """The final record, where no worker could write it."""
-        rows = self.record.metrics()
-        self._writer().result(status, step=rows[-1]["step"] if rows else 0, **more)
-        self._mirror()
-
-    def _mirror(self) -> None:
-        """Leaves status.json as the result has it, without processes."""
-        result = self.record.result() or {}
-        last = read_json(self.record.path / "status.json") or {}
-        kept = {key: last[key] for key in ("step", "max_iters", "world_size") if key in last}
-        said = {key: result[key] for key in ("step", "message") if key in result}
-        self._writer().status(result["status"], pids=[], heartbeats=[], **(kept | said))
+def say_last_words(path: str, error: Exception) -> None:
+    """Says in the supervisor's own log why it left a run whose directory could not take it: its client reads it."""
+    print(json.dumps({"run": path, "words": str(error)}), file=sys.stderr, flush=True)

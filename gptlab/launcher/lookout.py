@@ -10,7 +10,7 @@ was stopped cannot do that: so each rank also reads the next one's heartbeat, th
 it ceases names that rank and leaves in its place. Either way the agent, or srun, ends the others and starts anew.
 
 A rank that waits for others is not to blame; where all wait for each other, the sum's own time-out ends them. Left out
-on purpose: what follows (`engines/ending.py`), and a rank alone that is stopped, of which nobody hears.
+on purpose: what follows (`ending.py`), and a rank alone that is stopped, of which nobody hears.
 """
 
 from __future__ import annotations

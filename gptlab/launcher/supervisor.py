@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from gptlab.launcher.job import Job
+from gptlab.launcher.job import Job, say_last_words
 from gptlab.recording import Claim
 
 
@@ -38,10 +39,9 @@ def main() -> None:
         for order, fds in _orders(socket.socket(fileno=0)):
             path = order["path"]
             if order["do"] == "start":
-                claim = Claim.adopt(Path(path), fds.pop(0))
                 jobs = {name: job for name, job in jobs.items() if job.is_alive()}
-                jobs[path] = Job(claim, order["attempt"], order["worker"], order["place"], prepared=order["prepared"])
-                jobs[path].start()
+                if (job := _begin(order, fds.pop(0))) is not None:
+                    jobs[path] = job
             elif path not in jobs:
                 continue  # it is over
             elif order["do"] == "kill":
@@ -50,10 +50,29 @@ def main() -> None:
                 jobs[path].kill_worker(order["rank"])
             elif order["do"] == "scale":
                 jobs[path].scale(order["world_size"])
+    except Exception:
+        traceback.print_exc()  # the client's end reads it, and removes the folder that it lies in
+        _end_all_processes()
+        os._exit(1)
     finally:
         _end_all_processes()
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)  # the jobs' threads have nothing left to do
+
+
+def _begin(order: dict[str, Any], fd: int) -> Job | None:
+    """Begins a run. Of one that cannot begin the client's end hears why, and the others go on."""
+    claim = None
+    try:
+        claim = Claim.adopt(Path(order["path"]), fd)
+        job = Job(claim, order["attempt"], order["worker"], order["place"], prepared=order["prepared"])
+        job.start()
+    except Exception as error:
+        say_last_words(order["path"], error)
+        if claim is not None:
+            claim.release()
+        return None
+    return job
 
 
 def _orders(commands: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:

@@ -137,7 +137,8 @@ class Shards:
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.parameters:
-                optimizer.state[self.parameters[owner]][key] = self.take(value).clone()
+                p = self.parameters[owner]
+                optimizer.state[p][key] = self.take(value).to(p.device, copy=True)
 
 
 class Sharded:

@@ -72,6 +72,15 @@ class World:
             dist.all_reduce(tensor)
             return [float(value) for value in tensor.tolist()]
 
+    def of_main(self, text: str) -> str:
+        """The main process's text, on every process. Collective."""
+        if self.size == 1:
+            return text
+        with self.pace.within(COMMUNICATION):
+            box = [text]
+            dist.broadcast_object_list(box, src=0)
+            return box[0]
+
     def close(self) -> None:
         """Ends the process group."""
         if self.size > 1:

@@ -5,7 +5,7 @@
     >>> gptlab.launch(config, name="first", engine=Slurm(nodes="2", time="2:00:00"))  # doctest: +SKIP
 
 An engine is a frozen dataclass whose fields are its settings, and the command's flags. It writes a command, a script or
-a manifest that a person can read; every rank it starts is `python -m gptlab.worker --run DIR`, and what it holds of
+a manifest that a person can read; every rank it starts is `python -m gptlab.worker DIR`, and what it holds of
 the run afterwards is the run directory.
 
     torchrun.py    torch's own agent on each node, elastic between a least and a greatest number of them
@@ -15,7 +15,6 @@ the run afterwards is the run directory.
     settings.py    what their settings share
     agent.py       the process around torchrun and DLRover that ends them and writes the last word
     handles.py     what the caller holds
-    ending.py      verdicts where no supervisor of ours watches
 
 Left out on purpose: what a rank does (`worker.py`), how ranks find each other (`joining.py`).
 """

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from gptlab.config import ConfigError
-from gptlab.launcher.engines import ending
+from gptlab.launcher import ending
 from gptlab.recording import Claim
 from gptlab.runs import Run
 
@@ -39,7 +39,14 @@ def main(argv: list[str]) -> int:
     alone = ALONE in argv[: argv.index("--")]
     before = len(run.attempts())
     asked, orphaned = threading.Event(), threading.Event()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        words = f"{command[0]} cannot be started ({error.strerror})"
+        print(words, file=sys.stderr)
+        if alone:
+            close(run, before, words)
+        return 1
 
     def hear(number: int, frame: object) -> None:
         asked.set()
@@ -50,7 +57,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=watch_caller, args=(process.pid, orphaned), name="leash", daemon=True).start()
     code = wait(process, run, before)
     if alone and not orphaned.is_set():
-        close(run, before, code, killed=asked.is_set())
+        close(run, before, f"the agent gave up, with exit code {code}", killed=asked.is_set())
     return code
 
 
@@ -99,26 +106,28 @@ def end_family(pid: int) -> None:
     psutil.wait_procs(family[1:], timeout=2)
 
 
-def close(run: Run, before: int, code: int, *, killed: bool) -> None:
-    """Writes the final record where this start has none: the agent gave up, or was told to end."""
+def close(run: Run, before: int, words: str, *, killed: bool = False) -> None:
+    """Writes the final record where this start has none: the agent gave up, or was told to end.
+
+    Args:
+        before: attempts that the run had when this start began.
+        words: why the agent is gone.
+    """
     try:
         claim = Claim(run.path, wait_s=PATIENCE_S)
     except (ConfigError, OSError):  # other nodes go on with the run, or its directory is gone
         return
     with claim:
-        made = run.attempts()[before:]
         if has_result(run, before):
             return
+        made = run.attempts()[before:]
+        attempt = int(made[-1].name) if made else claim.new_attempt()  # an earlier start's result is not this one's
         if killed:
-            attempt = int(run.attempts()[-1].name) if run.attempts() else 0
             ending.end(run, attempt, "stopped", message="killed on request")
         elif made:
-            ending.fail(run, ending.failure_of(run, made[-1]), f"the agent gave up, with exit code {code}")
+            ending.fail(run, attempt, ending.failure_of(run, made[-1]), words)
         else:
-            attempt = claim.new_attempt()
-            ending.end(
-                run, attempt, "failed", message=f"the agent ended with exit code {code} before its first attempt"
-            )
+            ending.end(run, attempt, "failed", message=f"{words}, before its first attempt")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from gptlab.config import ConfigError
 from gptlab.joining import ATTEMPT
-from gptlab.launcher.engines import ending, queue, settings
+from gptlab.launcher import ending
+from gptlab.launcher.engines import queue, settings
 from gptlab.launcher.verdict import Failure, reason_to_end
 from gptlab.recording import Claim, RunWriter
 from gptlab.runs import QUEUED, Run
@@ -85,7 +86,7 @@ class Batch:
                     ending.end(self.run, attempt, "stopped", message=failure.message)
                     break
                 if reason := reason_to_end(failures):
-                    ending.fail(self.run, failure, reason)
+                    ending.fail(self.run, attempt, failure, reason)
                     break
                 RunWriter(self.run.path, attempt).status("restarting", pids=[], job=self.job, message=failure.message)
             if self.again and (self.run.result() or {}).get("status") == "stopped":

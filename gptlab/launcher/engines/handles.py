@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gptlab import joining
 from gptlab.config import ConfigError
 from gptlab.launcher.engines import queue, settings
 from gptlab.launcher.handle import Handle
-from gptlab.runs import Run
+from gptlab.runs import Run, is_locked
 
 LOG = "engine.log"
 """In the run directory: what torchrun, DLRover or SLURM has to say."""
@@ -80,7 +81,8 @@ class AgentHandle(EngineHandle):
         return self.process.poll() is not None
 
     def kill(self) -> None:
-        """Ends the agent and its workers now, without a checkpoint; the run is then stopped."""
+        """Ends this agent and its workers now, without a checkpoint. Where no other node takes part the run is then
+        stopped; else the others may go on with it."""
         self.process.terminate()
 
 
@@ -125,7 +127,8 @@ class JobHandle(EngineHandle):
 
 
 def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *, alone: bool) -> AgentHandle:
-    """Starts a command that starts the run's ranks, in a process that ends it when this one ends.
+    """Starts a command that starts the run's ranks, in a process that ends it when this one ends. A stop that was asked
+    for before is forgotten, and one that is asked for from now on is kept.
 
     Args:
         alone: whether no other node takes part.
@@ -134,13 +137,15 @@ def start_agent(run: Run, command: Sequence[str], environ: Mapping[str, str], *,
     attempt = int(attempts[-1].name) + 1 if attempts else 1
     flags = ["--alone"] if alone else []
     around = [sys.executable, "-P", "-m", "gptlab.launcher.engines.agent", str(run.path.absolute()), *flags, "--"]
+    if not is_locked(run.path):  # else it is joined, and a stop is for those who train it
+        (run.path / "stop").unlink(missing_ok=True)
     with open(run.path / LOG, "ab") as log:
         try:
             process = subprocess.Popen(
                 [*around, *command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env=settings.full_environment(environ),
+                env=settings.full_environment({**environ, joining.KEEP_STOP: "1"}),
             )  # fmt: skip
         except OSError as error:
-            raise ConfigError(f"{command[0]} cannot be started ({error.strerror}): install it.") from None
+            raise ConfigError(f"{around[0]} cannot be started ({error.strerror}): mend that, and resume.") from None
     return AgentHandle(run, attempt, process)

@@ -9,6 +9,7 @@ number in job.json, until its job begins or is taken out.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ def check_not_queued(run: Run) -> None:
     if run.state == QUEUED:
         raise ConfigError(
             f"The run {run.name!r} waits in SLURM's queue, as job {job_of(run)}: wait for it, or take it "
-            f"out with `gptlab runs stop {run.name}`."
+            f"out with `gptlab runs stop {shlex.quote(run.name)}`."
         )
 
 

@@ -9,12 +9,14 @@ Left out on purpose: runs of the warm supervisor, which `gptlab.launch` starts i
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptlab import joining
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.launcher.checks import check_kept
 from gptlab.launcher.engines import Engine, Slurm, Torchrun, queue
 from gptlab.recording import create_run
 from gptlab.runs import PLANNED, Run, default_runs_dir, is_locked, write_json
@@ -48,13 +50,25 @@ def prepare(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[s
     if name is not None and isinstance(engine, Torchrun) and engine.joins and (base / name).is_dir():
         return _join(base / name, config)
     run = create_run(config, name, base, cwd=str(cwd))
-    write_json(run.path / "status.json", {"state": PLANNED, "attempt": 0, "updated": time.time(), "pids": []})
+    try:
+        write_json(run.path / "status.json", {"state": PLANNED, "attempt": 0, "updated": time.time(), "pids": []})
+    except OSError as error:  # the disk took run.json, and no more
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, or choose another.") from None
     return run
 
 
 def launch(config: TrainConfig, name: str | None, runs_dir: str | os.PathLike[str] | None, engine: Engine) -> Handle:
     """Makes a run and has the engine start it; returns at once."""
-    return engine.start(prepare(config, name, runs_dir, engine))
+    return _start(prepare(config, name, runs_dir, engine), engine)
+
+
+def _start(run: Run, engine: Engine) -> Handle:
+    """Has the engine start a run that was made."""
+    try:
+        return engine.start(run)
+    except OSError as error:
+        raise ConfigError(f"{run.path} cannot be written ({error.strerror}): mend that, and resume.") from None
 
 
 def resume(name: str, runs_dir: str | os.PathLike[str] | None, engine: Engine) -> Handle:
@@ -73,8 +87,11 @@ def resume(name: str, runs_dir: str | os.PathLike[str] | None, engine: Engine) -
         raise ConfigError(
             f"The run {run.name!r} is finished, with step {result.get('step')}: start another under a new --name."
         )
-    engine.check(run.config)
-    return engine.start(run)
+    config = run.config
+    engine.check(config)
+    if not isinstance(engine, Slurm):
+        check_kept(config, run.info.get("setting") or {})
+    return _start(run, engine)
 
 
 def check_text(config: TrainConfig, cwd: Path) -> None:

@@ -283,7 +283,8 @@ class Pipelined:
         for name, value in files.get(OPTIMIZER, {}).items():
             owner, _, key = name.rpartition(".")
             if owner in self.held.parameters:
-                self.optimizer.state[self.held.parameters[owner]][key] = self.held.take(value).clone()
+                p = self.held.parameters[owner]
+                self.optimizer.state[p][key] = self.held.take(value).to(p.device, copy=True)
 
 
 def _owner(file: str, name: str) -> str:
