@@ -26,7 +26,7 @@ from gptlab.following import follow, interrupts, progress_bar
 from gptlab.grid import check_count
 from gptlab.mirror import check_installed, mirrored
 from gptlab.runs import Run, list_runs
-from gptlab.studying import export, import_logs, print_spread, sweep_rows
+from gptlab.studying import check_flags, export, import_logs, print_spread, sweep_rows
 from gptlab.timelines import pipeline as pipeline
 from gptlab.watching import watch_runs, watch_sweep
 from gptlab.wording import cost_lines, doctor_lines, end_line, eval_line, print_table, show_lines, sweep_columns, write
@@ -137,6 +137,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     """Runs a grid and shows its table while it grows."""
     from gptlab import engineflags, sweeps
 
+    check_flags(arguments)
     values = {
         name: list(dict.fromkeys(field_value(name, text) for text in texts))
         for name, texts in given_fields(arguments).items()
@@ -156,6 +157,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     live = sys.stdout.isatty() and not arguments.json
     with interrupts(begun.stop, _leave):
         watch_sweep(begun, live=live, silent=arguments.json)
+    begun.record()  # once more: the queue goes on where a disk is full, and here that is said
     rows = begun.rows()
     if arguments.json:
         write(json.dumps({"name": name, "csv": str(begun.csv_path), "rows": rows}, indent=1))
@@ -167,7 +169,10 @@ def sweep(arguments: argparse.Namespace) -> int:
             print_table(sweep_columns(rows), rows)
         print_spread(rows)
         print(f"table in {begun.csv_path}, runs beside it")
-    return 1 if any(row["state"] in ("failed", "diverged", "lost") for row in rows) else 0
+    unstarted = any(
+        row["state"] == "invalid" and cell.config is not None for cell, row in zip(begun.cells, rows, strict=True)
+    )
+    return 1 if unstarted or any(row["state"] in ("failed", "diverged", "lost") for row in rows) else 0
 
 
 def _base(values: dict[str, list[Any]], preset: str | None) -> TrainConfig:

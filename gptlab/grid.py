@@ -133,7 +133,7 @@ def _cell_name(shape: Mapping[str, int], values: Mapping[str, Any]) -> str:
 
 def checked(found: list[Cell]) -> list[Cell]:
     """The cells, those marked that this text or this machine cannot run."""
-    from gptlab import corpus, costs, initial
+    from gptlab import corpus, costs, initial, tasks
 
     # Asked once for each kind: a text is looked at once, not once a cell.
     check = cache(lambda *asked: _refusal(corpus.check, *asked))
@@ -143,7 +143,7 @@ def checked(found: list[Cell]) -> list[Cell]:
             reason = (
                 check(config.data, config.tokenizer, config.block_size, config.task) or costs.cost(config)["refusal"]
             )
-            reason = reason or _refusal(initial.check, config, Path.cwd())
+            reason = reason or _refusal(tasks.check_installed, config) or _refusal(initial.check, config, Path.cwd())
             cell = dataclasses.replace(cell, reason=reason, config=None if reason else config)
         checked.append(cell)
     return checked

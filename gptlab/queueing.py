@@ -11,6 +11,7 @@ for each rung, and only the best go on. Left out on purpose: what is run (`grid.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class Queue:
         halving, rungs: of so many only the best goes on at each of these steps.
         stopping: set by whoever wants the running runs to stop, and no more to start.
         stop_path: the presence of this file asks for the same, from any process.
-        ended: called whenever runs have ended, and last of all.
+        ended: called whenever runs have ended, and last of all; an OSError of it is passed over.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Queue:
             left = self._best(rung, [index for index in left if self.reasons[index] is None])
         else:
             self._to(None, left)
-        self.ended()
+        self._tell()
 
     def _to(self, rung: int | None, cells: Sequence[int]) -> None:
         """Trains cells to a step, or to their end, at most `at_once` at a time."""
@@ -105,8 +106,13 @@ class Queue:
                     told.add(index)
                     handle.stop()
             if ended:
-                self.ended()
+                self._tell()
             time.sleep(POLL_S)
+
+    def _tell(self) -> None:
+        """Says that runs have ended. What is done then may need a disk, and the queue goes on where that is full."""
+        with contextlib.suppress(OSError):
+            self.ended()
 
     def _best(self, rung: int, cells: Sequence[int]) -> list[int]:
         """The cells that go on from a rung; the others' rows say why they do not."""

@@ -22,13 +22,19 @@ from gptlab.jsonfile import read_json, write_json
 from gptlab.runs import Run, default_runs_dir
 from gptlab.wording import print_table, write
 
+DIALLED = ("n_layer", "n_head", "n_embd", "global_batch_size", "max_iters", "learning_rate", "warmup_iters")
+"""Fields that `gptlab sweep --depth` sets."""
+
 
 def fit(arguments: argparse.Namespace) -> int:
-    """Fits every law that a table's columns allow, and prints parameters, intervals, residuals and a check."""
+    """Fits the law of the columns that are named, in N and D or in one variable, and prints parameters, intervals,
+    residuals and a check."""
     import numpy as np
 
     from gptlab import scaling
 
+    if arguments.d and arguments.c and not arguments.n:
+        raise ConfigError("A law in D and C needs N: give --n, or leave out --d or --c.")
     points = scaling.read_csv(Path(arguments.table), n=arguments.n, d=arguments.d, c=arguments.c, loss=arguments.loss)
     columns, loss = points.columns, points.loss
     variables = ["N", "D"] if {"N", "D"} <= set(columns) else list(columns)[:1]
@@ -231,6 +237,17 @@ def print_spread(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table([name for name in found[0] if name in always or (name in differ and name not in hidden)], found)
 
 
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Refuses a field's flag that --depth, --isoflops or --seeds would override."""
+    given = given_fields(arguments)
+    for flag, asked, names in (("depth", arguments.depth, DIALLED), ("isoflops", arguments.isoflops, ("max_iters",))):
+        for name in names if asked else ():
+            if name in given:
+                raise ConfigError(f"--{flag} sets {name}: leave out --{name.replace('_', '-')}.")
+    if arguments.seeds > 1 and len(given.get("seed", ())) > 1:
+        raise ConfigError("--seeds counts on from one --seed: give one, or leave out --seeds.")
+
+
 def sweep_rows(
     arguments: argparse.Namespace, base: TrainConfig, grid: Mapping[str, Sequence[Any]]
 ) -> Mapping[str, Sequence[Any]] | list[dict[str, Any]]:
@@ -242,17 +259,16 @@ def sweep_rows(
     if not (arguments.depth or arguments.isoflops or arguments.seeds > 1):
         return grid
     if arguments.depth:
-        if clash := [name for name in ("n_layer", "n_head", "n_embd") if name in grid]:
-            raise ConfigError(f"--depth sets {clash[0]}: leave out --{clash[0].replace('_', '-')}.")
-        names = ("n_layer", "n_head", "n_embd", "global_batch_size", "max_iters", "learning_rate", "warmup_iters")
         grids.check_count(len(rows) * len(arguments.depth))
         turned = [dial.dial(depth, base.replace(**row)).config for depth in arguments.depth for row in rows]
         rows = [
-            row | {name: getattr(config, name) for name in names}
+            row | {name: getattr(config, name) for name in DIALLED}
             for config, row in zip(turned, [row for _ in arguments.depth for row in rows], strict=True)
         ]
     if arguments.isoflops:
-        rows = dial.isoflops(base, arguments.isoflops, rows)
+        given = given_fields(arguments)
+        kept = {name: getattr(base, name) for name in ("learning_rate", "warmup_iters") if name in given}
+        rows = dial.isoflops(base, arguments.isoflops, [kept | row for row in rows])
     if arguments.seeds > 1:
         grids.check_count(len(rows) * arguments.seeds)
         rows = [row | {"seed": base.seed + count} for row in rows for count in range(arguments.seeds)]

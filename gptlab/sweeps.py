@@ -16,6 +16,7 @@ takes them up. Left out on purpose: the queue itself (`queueing.py`), fits over 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -209,7 +210,7 @@ class Sweep:
         queue = Queue(
             [(cell.config, run) for cell, run in zip(self.cells, self._runs, strict=True)], self._reasons, launcher,
             at_once=at_once, halving=self._halving, rungs=self._rungs, stopping=self._stopping,
-            stop_path=self._stop_path, ended=self.write_csv,
+            stop_path=self._stop_path, ended=self.record,
         )  # fmt: skip
         self._stop_path.unlink(missing_ok=True)
         self._thread = threading.Thread(target=queue.work, daemon=True)
@@ -253,7 +254,8 @@ class Sweep:
             now = sum(run.result() is not None for run in runs)
             if now != ended:
                 ended = now
-                self.write_csv()
+                with contextlib.suppress(OSError):  # the array goes on where a disk is full
+                    self.write_csv()
             self._stopping.wait(ARRAY_POLL_S) if not told else time.sleep(ARRAY_POLL_S)
         for run in runs:
             queue.leave(run, "SLURM ended its job before it began")
@@ -314,10 +316,22 @@ class Sweep:
         return pandas.DataFrame(self.rows())
 
     def write_csv(self) -> Path:
-        """Replaces the table on disk; the queue does it whenever a run has ended."""
+        """Replaces the table on disk."""
         rows = self.rows()
         write_csv(self.csv_path, list(rows[0]), rows)
         return self.csv_path
+
+    def record(self) -> None:
+        """Replaces the table on disk, and in the manifest, which is what others read, the reasons why cells are not
+        run: the queue does it whenever runs have ended."""
+        reasons = {cell.name: reason for cell, reason in zip(self.cells, self._reasons, strict=True)}
+        manifest = read_json(self.path) or {}
+        with contextlib.suppress(KeyError, TypeError):  # spoilt meanwhile: the next start writes it anew
+            stored = manifest["cells"]
+            told = [cell | {"reason": reasons.get(cell["name"], cell["reason"])} for cell in stored]
+            if told != stored:
+                write_json(self.path, manifest | {"cells": told})
+        self.write_csv()
 
 
 def _error(run: Run) -> str | None:

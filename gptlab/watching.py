@@ -123,16 +123,16 @@ def _sweep_table(begun: Sweep) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from gptlab.lab.tables import work
+    from gptlab.lab.tables import is_ended, work
 
     rows = begun.rows()
     runs = {run.name: run for run in begun.runs}
     left = {row["name"]: _left(runs[row["name"]], row) for row in rows if row["name"] in runs}
     share, seconds = work(rows)
     valid = [row for row in rows if row["state"] != "invalid"]
-    over = sum(row["state"] in ("finished", "diverged", "failed") for row in valid)
+    over = sum(map(is_ended, valid))
     said = f"{over} of {len(valid)} runs ended, {share:.0%} of the work"
-    if seconds is not None and over < len(valid):
+    if seconds and begun.is_active:
         said += f", about {duration(seconds)} left"
     return Group(live_table(rows, left, names=len({row["name"] for row in rows}) != len(_shapes(rows))), Text(said))
 

@@ -44,9 +44,10 @@ def amount(number: float, unit: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as one reads them: 0.25 s, 12 s, 3 min, 2.5 h, 3.1 days."""
-    for limit, size, unit in ((10, 1, "s"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    sizes = ((10, 1, ".2g", "s"), (120, 1, ".0f", "s"), (7200, 60, ".0f", "min"), (172_800, 3600, ".2g", "h"))
+    for limit, size, form, unit in sizes:
         if seconds < limit:
-            return f"{seconds / size:.2g} {unit}" if limit == 10 else f"{seconds / size:.0f} {unit}"
+            return f"{seconds / size:{form}} {unit}"
     return f"{seconds / 86_400:.3g} days"
 
 
@@ -88,10 +89,9 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     console.print(table(columns, rows))
 
 
-def sweep_columns(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> list[str]:
-    """What a sweep's table shows: columns that say something, without the runs' names; `narrow` fits 80 columns."""
-    hidden: tuple[str, ...] = ("name", "non_embedding", "matmul_parameters", "flops", "max_iters")
-    hidden += ("reason", "seconds", "tokens") if narrow else ()
+def sweep_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a sweep's table shows: columns that say something, without the runs' names."""
+    hidden = ("name", "non_embedding", "matmul_parameters", "flops", "max_iters")
     return [name for name in rows[0] if name not in hidden and any(row[name] is not None for row in rows)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gptlab.config import ConfigError, TrainConfig
-from gptlab.grid import cells
+from gptlab.grid import cells, checked
 from gptlab.presets import preset
 
 
@@ -38,3 +38,14 @@ def test_any_field_can_be_an_axis_and_names_tell_cells_apart(base: TrainConfig) 
 def test_a_grid_that_cannot_be_is_refused(base: TrainConfig, grid: dict[str, list[int]]) -> None:
     with pytest.raises(ConfigError, match="n_layer"):
         cells(base, grid)
+
+
+def test_a_package_that_is_not_installed_is_a_reason(base: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: TrainConfig) -> None:
+        if config.model == "huggingface":
+            raise ConfigError("model huggingface needs transformers: install it.")
+
+    monkeypatch.setattr("gptlab.tasks.check_installed", refuse)
+    ours, theirs = checked(cells(base, {"model": ["gptlab", "huggingface"]}))
+    assert ours.reason is None and theirs.config is None
+    assert theirs.reason is not None and "needs transformers" in theirs.reason

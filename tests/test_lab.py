@@ -143,6 +143,7 @@ def test_view_sorts_hides_compares_logs_and_says_the_calls(make: Callable[..., A
     said: dict[str, Any] = {}
     exec(script, said)
     assert [run.name for run in said["runs"]] == ["b"] and (tmp_path / "runs.png").stat().st_size > 10_000
+    assert list(view.compare().columns) == ["b"], "without names, what is shown"
     view.show_all()
     table = view.compare("a", "b")
     assert list(table.loc["n_embd"]) == [64, 96]
@@ -157,8 +158,14 @@ def test_view_stops_and_resumes_runs(make: Callable[..., Any], tmp_path: Path, l
     launcher.endless = True
     handle = launcher.launch(TrainConfig(n_layer=1, n_head=1, n_embd=32), name="slow", runs_dir=tmp_path)
     made_run(tmp_path, "halted", state="stopped", rows=3)
+    made_run(tmp_path, "put away", state="stopped", rows=3)
     view = make("RunsView", tmp_path)
     until(lambda: view.active and "1 training" in view.progress.value)
+    view.hide("slow", "put away")
+    until(lambda: "slow" not in view.table_html.value)
+    hidden_at = view.shown_at
+    until(lambda: view.shown_at > hidden_at)
+    assert not view._actions.buttons["Stop"].disabled and not view._actions.buttons["Stop all"].disabled
     view._actions.buttons["Stop"].click()
     until(lambda: "Stop needs a run" in view._message.value)
     view._actions.picker.value = ["slow"]
@@ -168,6 +175,8 @@ def test_view_stops_and_resumes_runs(make: Callable[..., Any], tmp_path: Path, l
     handle.stop()
     until(lambda: not view.active)
     view._actions.picker.value = []
+    view.show_all()
+    view.hide("put away")
     view.resume()
     assert sorted(launcher.resumed) == ["halted", "slow"]
     assert f"gptlab.resume('halted', runs_dir='{tmp_path}')" in view.code.text
@@ -191,9 +200,15 @@ def test_a_view_stops_a_sweep_that_another_process_works(
 def test_two_views_share_a_thread_and_a_process(make: Callable[..., Any], tmp_path: Path) -> None:
     made_run(tmp_path)
     one, two = make("RunsView", tmp_path, kind="left"), make("RunsView", tmp_path, kind="right")
+    box = make("SampleBox", tmp_path)
     until(lambda: "one at step 50" in one.picture.value and "one at step 50" in two.picture.value)
     assert one.desk is two.desk
+    processes = (one._reports._process, box._sampler)
+    for process in processes:
+        process.start()
     again = make("RunsView", tmp_path, kind="left")
+    make("SampleBox", tmp_path)
+    assert [process.pid for process in processes] == [None, None], "what one alone used ends with it"
     with pytest.raises(RuntimeError, match="taken over"):
         one.check_open()
     until(lambda: "one at step 50" in again.picture.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,10 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labtools import made_run, until
+import pytest
+from labtools import FakeLauncher, made_run, until
 
+from gptlab.config import TrainConfig
+from gptlab.jsonfile import read_json, write_json
 from gptlab.lab.drawing import Painter
 from gptlab.lab.process import Process
+from gptlab.sweeps import sweep
 
 DRAWING = "gptlab.lab.drawing"
 
@@ -65,6 +70,30 @@ def test_a_view_hides_sorts_compares_and_shows_a_log(tmp_path: Path) -> None:
     assert colour == after["table"].split("c</td>")[0].rsplit("stroke=", 1)[1][:9], "hiding moves no colours"
 
 
+def test_a_hidden_run_that_trains_counts_as_active(tmp_path: Path) -> None:
+    begun = FakeLauncher(endless=True).launch(
+        TrainConfig(n_layer=1, n_head=1, n_embd=32), name="slow", runs_dir=tmp_path
+    )
+    made_run(tmp_path, "done")
+    assert Painter().look(asked(tmp_path, hidden=["slow"]))["active"] == 1
+    begun.stop()
+
+
+def test_a_reason_that_comes_into_the_manifest_is_drawn_at_once(tmp_path: Path, tinytext: Path) -> None:
+    base = TrainConfig(n_layer=1, n_head=1, n_embd=32, data=str(tinytext))
+    launcher: Any = FakeLauncher()
+    assert sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=launcher).wait(10)
+    painter = Painter()
+    assert "No room" not in painter.look(asked(tmp_path, sweep="s"))["table"]
+    bar = {"kind": "progress", "view": "bar", "runs_dir": str(tmp_path), "sweep": "s"}
+    assert "progress" in painter.look(bar) and painter.look(bar) == {}
+    manifest = read_json(tmp_path / "s.sweep.json") or {}
+    manifest["cells"][1]["reason"] = "No room today."
+    write_json(tmp_path / "s.sweep.json", manifest)
+    assert "No room today." in painter.look(asked(tmp_path, sweep="s"))["table"]
+    assert "progress" in painter.look(bar)
+
+
 def test_drawing_process_answers_and_ends_with_its_kernel(tmp_path: Path) -> None:
     made_run(tmp_path)
     code = (
@@ -82,6 +111,13 @@ def test_drawing_process_answers_and_ends_with_its_kernel(tmp_path: Path) -> Non
     kernel.wait()
     until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2], 30)
     kernel.stdout.close()
+
+
+def test_a_stop_is_answered_where_its_request_was_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    from gptlab.lab.sampler import answer
+
+    answer({"id": 4, "stop": True}, queue.SimpleQueue())
+    assert json.loads(capsys.readouterr().out) == {"id": 4, "done": True}
 
 
 def test_a_process_that_died_is_replaced(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from labtools import FakeLauncher, made_run, until
 from labtools import launcher as launcher
-from labtools import made_run, until
 from labtools import make as make
 
-from gptlab.config import ConfigError
+from gptlab.config import ConfigError, TrainConfig
 from gptlab.jsonfile import write_json
+from gptlab.lab.desk import desk
+from gptlab.sweeps import sweep
 
 pytest.importorskip("ipywidgets", reason="the lab's widgets are not installed")
 
@@ -87,3 +89,73 @@ def test_one_spoilt_run_hides_no_other(make: Callable[..., Any], tmp_path: Path)
         assert word in view.table_html.value
     assert set(view.table()["name"]) == {"good", "old", "torn"}
     assert view.save()[-1].name == "all-runs.csv"
+
+
+def test_a_sweep_that_is_not_there_is_said(make: Callable[..., Any], tmp_path: Path) -> None:
+    made_run(tmp_path, "one")
+    (tmp_path / "first.sweep.json").write_text("{}")
+    view = make("RunsView", tmp_path, sweep="")
+    with pytest.raises(ConfigError, match=r"no sweep 'frist' .*did you mean 'first'"):
+        view.show("frist", x="tokens")
+    assert view.sweep_name is None and view.axes["x"] == "step", "nothing is changed"
+    with pytest.raises(ConfigError, match="no sweep 'frist'"):
+        make("RunsView", tmp_path, sweep="frist")
+
+
+def test_a_damaged_manifest_keeps_no_other_sweep_from_its_stop(
+    make: Callable[..., Any], tmp_path: Path, launcher: FakeLauncher, tinytext: Path
+) -> None:
+    launcher.endless = True
+    base = TrainConfig(n_layer=1, n_head=1, n_embd=32, data=str(tinytext))
+    begun = sweep(base, {"n_layer": [1, 2]}, name="good", runs_dir=tmp_path)
+    until(lambda: begun.runs and begun.runs[0].is_active)
+    (tmp_path / "spoilt.sweep.json").write_text('{"cells": 3}')
+    view = make("RunsView", tmp_path, sweep="")
+    view.stop()
+    assert begun.wait(30)
+    view.show("spoilt")
+    until(lambda: "cannot be read" in view._message.value)
+    assert "ConfigError" not in view._message.value, "a mistake is told without its type"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        view.stop()
+    (tmp_path / "spoilt.sweep.json").write_bytes((tmp_path / "good.sweep.json").read_bytes())
+    until(lambda: "cannot be read" not in view._message.value)
+
+
+def test_a_compared_run_that_cannot_be_read_leaves_the_view_alive(make: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("good", "old"):
+        made_run(tmp_path, name)
+    info = json.loads((tmp_path / "old" / "run.json").read_text())
+    write_json(tmp_path / "old" / "run.json", info | {"config": {"n_hade": 3}})
+    view = make("RunsView", tmp_path)
+    table = view.compare("good", "old")
+    assert list(table.loc["n_hade"]) == [None, 3] and table.loc["val_loss", "good"] == 2.25
+    until(lambda: "n_hade" in view._comparison.value)
+
+
+def test_a_box_keeps_its_runs_where_a_look_goes_wrong(make: Callable[..., Any], tmp_path: Path) -> None:
+    (made_run(tmp_path, "one").path / "checkpoints" / "step-00000050").mkdir(parents=True)
+    box = make("SampleBox", tmp_path)
+    box.display({"error": "The disk is gone."})
+    assert box._run.options == ("one",)
+
+
+@pytest.mark.parametrize("error", [OSError("no more processes"), ValueError("no JSON")])
+@pytest.mark.parametrize("method", ["send", "receive"])
+def test_the_desk_outlives_trouble_with_its_drawing_process(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    made_run(tmp_path, "one")
+    artist, told = desk().artist, list[Exception]()
+    as_usual = getattr(artist, method)
+
+    def once(*values: Any, **named: Any) -> Any:
+        if not told:
+            told.append(error)
+            raise error
+        return as_usual(*values, **named)
+
+    monkeypatch.setattr(artist, method, once)
+    view = make("RunsView", tmp_path)
+    until(lambda: "one at step 50" in view.picture.value)
+    assert told

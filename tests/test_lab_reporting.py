@@ -45,6 +45,7 @@ def test_a_report_is_written_beside_the_kernel_and_by_a_call(make: Callable[...,
     (tmp_path / "all-runs.html").unlink()
     view._actions.buttons["Report"].click()
     until(lambda: "run.json" in view._message.value, 120)
+    assert "ConfigError" not in view._message.value, "a mistake is told without its type"
     assert not path.exists()
 
 

@@ -37,6 +37,11 @@ def test_progress_weighs_steps_by_size_and_foretells_the_end() -> None:
     assert tables.work([small, large]) == (0.25, 6.0)
     assert "1 of 2 runs ended, about 6 s left" in tables.progress([small, large], running=True)
     assert tables.work([]) == (0.0, None)
+    at_once = [small, large | {"state": "running"}, large | {"state": "running"}]
+    assert tables.work(at_once) == (1 / 7, 6.0), "two at a time take half as long"
+    dropped = large | {"state": "stopped", "step": 10, "reason": "halving: loss 5.0 at step 10 was 2 of 2"}
+    assert tables.work([small, dropped]) == (1.0, 0.0), "what does not go on is not waited for"
+    assert "2 of 2 runs ended<" in tables.progress([small, dropped], running=True)
 
 
 def test_comparison_has_what_differs_and_the_loss_at_the_same_step(tmp_path: Path) -> None:
@@ -54,14 +59,17 @@ def test_tiles_tell_the_silent_the_slow_and_the_gone(tmp_path: Path) -> None:
               "heartbeats": [99.5, 80.0, None], "straggler": 0,
               "shares": [{"forward": 0.25, "backward": 0.5, "wait": 0.25}, None, None]}  # fmt: skip
     text = tiles.tiles(run, status, now=100.0)
-    assert "heartbeat 0.5 s ago, slowest" in text and "heartbeat 20.0 s ago" in text and "no sign yet" in text
+    assert "heartbeat 0.5 s ago, slowest" in text and "silent, heartbeat 20.0 s ago" in text and "no sign yet" in text
     assert "forward 25%, backward 50%, wait 25%" in text and "process 12" in text and "attempt 2, 3 processes" in text
+    assert text.count("gptlab-key") == 1 + len(tiles.PARTS), "a key says what the colours of the bars mean"
+    assert 'gptlab-key"' not in tiles.tiles(run, status | {"shares": []}, now=100.0)
     assert tiles.tiles(run, status | {"state": "lost"}, now=100.0).count("gone<br>") == 3
     rows: list[dict[str, Any]] = [
             {"attempt": 1, "world_size": 2, "from_step": 0, "to_step": 30, "error": "rank 1 <lost>", "rank": 1},
             {"attempt": 2, "world_size": 2, "from_step": 20, "to_step": 50, "recovery_s": 0.512}]  # fmt: skip
     table = tiles.attempts(rows)
     assert "rank 1 &lt;lost&gt;" in table and "0.51 s" in table and "20 to 50" in table
+    assert table.startswith("<style>"), "it looks like a table where no other one is on the page"
 
 
 def test_plan_says_runs_invalid_cells_and_sizes_before_anything_runs() -> None:
@@ -71,4 +79,5 @@ def test_plan_says_runs_invalid_cells_and_sizes_before_anything_runs() -> None:
     for word in ("of memory", "FLOPs a token", "predicted (cpu, ", "MFU"):
         assert word in text, word
     assert "cannot be split over n_head 3" in text
+    assert "<b>1 run</b>" in plan.describe(plan.cells(base, {"n_layer": [1], "n_head": [2, 3], "n_embd": [64]}))
     assert "Nothing to run" in plan.describe(plan.cells(base, {"n_layer": [1], "n_head": [7], "n_embd": [64]}))

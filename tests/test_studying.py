@@ -105,6 +105,8 @@ def test_fit_refuses_in_one_sentence(table: Path, tmp_path: Path, capsys: pytest
     assert "--n" in capsys.readouterr().err
     assert main(["fit", str(table), "--n", "params", "--c", "flops", "--loss", "final_loss", "--predict", "N=3"]) == 2
     assert "N=1e9,D=1e9" in capsys.readouterr().err
+    assert main(["fit", str(table), "--d", "params", "--c", "flops", "--loss", "final_loss"]) == 2
+    assert "needs N" in capsys.readouterr().err
 
 
 def test_a_report_is_one_escaped_file_without_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,15 +292,36 @@ def test_a_sweep_over_depths_budgets_and_seeds(monkeypatch: pytest.MonkeyPatch, 
         raise ConfigError("Enough seen.")
 
     monkeypatch.setattr(sweeps, "sweep", pretended)
-    words = ["sweep", "--data", str(tinytext), "--block-size", "32", "--global-batch-size", "4"]
+    words = ["sweep", "--data", str(tinytext), "--block-size", "32"]
     assert main([*words, "--depth", "1", "2", "--seeds", "2", "--halving", "3"]) == 2
     rows, more = asked[-1]
     assert more["halving"] == 3
     assert [(row["n_layer"], row["n_embd"], row["seed"]) for row in rows] == [
         (1, 64, 1337), (1, 64, 1338), (2, 128, 1337), (2, 128, 1338),
     ]  # fmt: skip
+    words += ["--global-batch-size", "4"]
     assert main([*words, "--isoflops", "1e10", "4e10", "--n-head", "1", "--n-layer", "1", "2", "--n-embd", "16"]) == 2
     rows, _ = asked[-1]
     assert [row["n_layer"] for row in rows] == [1, 2, 1, 2] and rows[0]["max_iters"] > rows[1]["max_iters"]
-    assert main([*words, "--depth", "1", "2", "--n-layer", "3", "4"]) == 2
-    assert len(asked) == 2
+    assert rows[0]["learning_rate"] > 1e-3, "the rule of the dial"
+    words += ["--n-head", "1", "--n-embd", "16"]
+    assert main([*words, "--isoflops", "1e10", "--n-layer", "1", "2", "--learning-rate", "5e-4"]) == 2
+    rows, _ = asked[-1]
+    assert [row["learning_rate"] for row in rows] == [5e-4, 5e-4], "what is given stands"
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--depth 1 2 --n-layer 3 4", "--depth sets n_layer: leave out --n-layer."),
+        ("--depth 2 --n-embd 64", "--depth sets n_embd"),
+        ("--depth 2 --global-batch-size 4", "--depth sets global_batch_size: leave out --global-batch-size."),
+        ("--depth 2 --learning-rate 1e-3 --max-iters 5", "--depth sets max_iters"),
+        ("--isoflops 1e12 --max-iters 5", "--isoflops sets max_iters: leave out --max-iters."),
+        ("--seeds 2 --seed 1 2", "--seeds counts on from one --seed"),
+    ],
+)
+def test_no_flag_overrides_another_silently(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *words.split()]) == 2
+    assert said in capsys.readouterr().err

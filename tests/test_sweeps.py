@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gptlab.cli import main
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.presets import preset
 from gptlab.recording import Claim, RunWriter, create_run
@@ -157,19 +159,50 @@ def test_runs_at_once_share_the_cores(base: TrainConfig, tmp_path: Path, monkeyp
     assert sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=again).wait(10)
 
 
-def test_trouble_with_one_cell_is_not_the_others(base: TrainConfig, tmp_path: Path) -> None:
-    class Fussy(FakeLauncher):
-        def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Pretended:
-            if config.n_layer == 1:
-                raise ConfigError("No layers of one today: take two.")
-            return super().launch(config, name=name, runs_dir=runs_dir)
+class Fussy(FakeLauncher):
+    """Cannot start what has one layer."""
 
+    def launch(self, config: TrainConfig, *, name: str, runs_dir: Path) -> Pretended:
+        if config.n_layer == 1:
+            raise ConfigError("No layers of one today: take two.")
+        return super().launch(config, name=name, runs_dir=runs_dir)
+
+
+def full(*_: Any) -> None:
+    """A disk that takes nothing."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_trouble_with_one_cell_is_not_the_others(base: TrainConfig, tmp_path: Path) -> None:
     done = sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=Fussy())
     assert done.wait(10)
-    assert [(row["state"], row["reason"]) for row in done.rows()] == [
-        ("invalid", "No layers of one today: take two."),
-        ("finished", None),
-    ]
+    for told in (done, Sweep.open("s", tmp_path)):  # others read why, too
+        assert [(row["state"], row["reason"]) for row in told.rows()] == [
+            ("invalid", "No layers of one today: take two."),
+            ("finished", None),
+        ]
+    again = sweep(base, {"n_layer": [1, 2]}, name="s", runs_dir=tmp_path, launcher=FakeLauncher())
+    assert again.wait(10) and [row["state"] for row in Sweep.open("s", tmp_path).rows()] == ["finished"] * 2
+
+
+def test_a_full_disk_ends_no_queue(base: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gptlab.sweeps.write_csv", full)
+    fake = FakeLauncher()
+    assert sweep(base, {"n_layer": [1, 2, 3]}, name="s", runs_dir=tmp_path, launcher=fake).wait(10)
+    assert [name for _, name in fake.started] == ["s-1x2x64", "s-2x2x64", "s-3x2x64"]
+
+
+def test_the_command_says_a_cell_that_cannot_start_and_a_full_disk(
+    tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gptlab.launcher.launch", Fussy().launch)
+    words = ["sweep", "--preset", "tiny", "--data", str(tinytext), "--max-iters", "10", "--runs-dir", str(tmp_path)]
+    assert main([*words, "--n-layer", "2", "--n-head", "2", "7", "--name", "fine"]) == 0
+    assert main([*words, "--n-layer", "1", "2", "--name", "fussy"]) == 1
+    assert "No layers of one today" in capsys.readouterr().out
+    monkeypatch.setattr("gptlab.sweeps.write_csv", full)
+    assert main([*words, "--n-layer", "2", "--name", "full"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_trains_is_waited_for(base: TrainConfig, tmp_path: Path) -> None:

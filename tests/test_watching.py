@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from labtools import made_run, until
@@ -95,3 +97,15 @@ def test_train_shows_a_live_table_under_its_lines_in_a_terminal(tmp_path: Path, 
     assert process.wait(60) == 0
     text = said.decode(errors="replace")
     assert "iter 30: loss" in text and "30/30" in text and "finished at step 30" in text
+
+
+def test_a_sweeps_table_says_the_time_left_while_its_queue_works() -> None:
+    shape = {"n_layer": 1, "n_head": 1, "n_embd": 64, "parameters": 1e5, "max_iters": 100}
+    done = shape | {"name": "a", "state": "finished", "step": 100, "seconds": 2.0}
+    halted = shape | {"name": "b", "state": "stopped", "step": 50, "seconds": 1.0}
+    begun: Any = SimpleNamespace(rows=lambda: [done, halted], runs=[], is_active=True)
+    assert "1 of 2 runs ended, 75% of the work, about 1 s left" in drawn(watching._sweep_table(begun))
+    begun.is_active = False
+    assert "of the work\n" in drawn(watching._sweep_table(begun)), "after a stop nothing is left to wait for"
+    begun.is_active, halted["reason"] = True, "halving: loss 5.0 at step 50 was 2 of 2"
+    assert "2 of 2 runs ended, 100% of the work\n" in drawn(watching._sweep_table(begun))

@@ -8,10 +8,11 @@
 (`sweeppanel.py`), `RunsView`, `SampleBox` and `ClusterView`. They share a thread that owns their state (`desk.py`), the
 process that draws (`drawing.py`: `gathering.py` reads, `curves.py`, `figures.py`, `tables.py`, `tiles.py` and
 `comparing.py` say what is drawn, `rendering.py` how it leaves), the one that samples (`sampler.py`) and the one that
-writes reports (`reporting.py`; `report.py` is the page). `choosers.py` has widgets for single settings, `plan.py` what
-a choice costs, `measuring.py` this machine's speed, `naming.py` sweeps' names, `viewbar.py` and `actions.py` what
-stands around a view and `scripts.py` the calls behind it, `parts.py` what parts share; `demo.py` runs the notebook
-without a browser.
+writes reports (`reporting.py`; `report.py` is the page); `process.py` is what these have in common. `choosers.py` has
+widgets for single settings, `plan.py` what a choice costs, `measuring.py` this machine's speed, `naming.py` sweeps'
+names, `viewbar.py` and `actions.py` what stands around a view, `stopping.py` what Stop does and `scripts.py` the calls
+behind it, `parts.py` what parts share; `demo.py` runs the notebook without a browser. Notebooks draw with `plots.py`
+(scaling laws), `steps.py` (a step's time) and `gantt.py` (a pipeline) too.
 """
 
 from __future__ import annotations

@@ -51,14 +51,10 @@ class Actions:
         """Names of the runs that are picked."""
         return list(self.picker.value)
 
-    def offer(self, states: Mapping[str, str], *, active: bool) -> None:
-        """Lists runs, and offers what their states allow.
-
-        Args:
-            states: of each run by name.
-            active: whether some of them train.
-        """
+    def offer(self, states: Mapping[str, str]) -> None:
+        """Lists runs, and offers what their states, by name, allow."""
         set_options(self.picker, list(states))
+        active = any(state in ACTIVE for state in states.values())
         self.buttons["Stop all"].disabled = self.buttons["Stop"].disabled = not active
         self.buttons["Resume"].disabled = all(state in ACTIVE for state in states.values())
         self.buttons["Report"].disabled = not states

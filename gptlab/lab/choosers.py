@@ -16,6 +16,7 @@ from typing import Any, Literal
 import ipywidgets as widgets
 
 from gptlab.config import LIMITS, ConfigError, TrainConfig, field_docs, field_types
+from gptlab.sources import NAMES
 
 SENSIBLE: dict[str, tuple[int, ...]] = {
     "n_layer": (1, 2, 4, 6, 8, 12, 16, 24),
@@ -24,7 +25,6 @@ SENSIBLE: dict[str, tuple[int, ...]] = {
 }
 """The marks of the sliders; the texts beside them take every value."""
 WORDS = {"n_layer": "depth (n_layer)", "n_head": "heads (n_head)", "n_embd": "width (n_embd)"}
-SOURCES = ("pysrc", "shakespeare")
 
 
 class Axis:
@@ -108,7 +108,7 @@ def field_widget(name: str, value: Any) -> Any:
     if typing.get_origin(kind) is Literal:
         made = widgets.Dropdown(options=list(typing.get_args(kind)), **shared)
     elif name == "data":
-        made = widgets.Combobox(options=list(SOURCES), continuous_update=False, **shared)
+        made = widgets.Combobox(options=list(NAMES), continuous_update=False, **shared)
     elif kind is bool:
         made = widgets.Checkbox(**shared, indent=True)
     elif optional:  # an empty text is none

@@ -33,6 +33,7 @@ class ClusterView(Part):
     Args:
         runs_dir: where runs are read; GPTLAB_RUNS, or `runs`, unless told otherwise.
         run: which run is shown: a name, or the handle that `launch` gave; the newest unless told otherwise.
+        kind: of several views of a folder, those of one kind take over from one another.
     """
 
     def __init__(
@@ -42,10 +43,13 @@ class ClusterView(Part):
             runs_dir = run.run.path.parent if isinstance(run, Handle) else default_runs_dir()
         super().__init__(kind, Path(runs_dir))
         self.code = CodeBox()
-        self._state = ""
+        self._state, self._mistaken = "", False
+        self._wanted: int | None = None
+        """Workers that were asked for, until so many are there: a second press counts on from them."""
         self._build()
         if run is not None:
             self.show(run)
+        self._show_code()
         self._open()
 
     def _build(self) -> None:
@@ -104,6 +108,7 @@ class ClusterView(Part):
             ConfigError: a number that cannot work, or a run that this kernel did not start.
         """
         self._handle().scale(workers)
+        self._wanted = workers
         self.code.add(call("handle.scale", workers))
         self.due = 0.0
 
@@ -126,6 +131,7 @@ class ClusterView(Part):
 
     def do_look(self) -> None:
         """Another run was chosen: the desk looks at once after any command."""
+        self._wanted = None
         self._show_code()
 
     def do_kill(self) -> None:
@@ -137,7 +143,7 @@ class ClusterView(Part):
 
     def do_scale(self, by: int) -> None:
         """The buttons + and -."""
-        workers = int(self.run.status().get("world_size") or 0) + by
+        workers = (self._wanted or int(self.run.status().get("world_size") or 0)) + by
         if workers < 1:
             raise ConfigError("A run needs one worker at least: stop it instead.")
         self.scale(workers)
@@ -150,21 +156,30 @@ class ClusterView(Part):
     def display(self, answer: dict[str, Any]) -> None:
         if "error" in answer:
             self.say(answer["error"], bad=True)
+            self._mistaken = True
             return
+        if self._mistaken:
+            self.say("")
         set_options(self._run, [name for name, *_ in answer["runs"]])
         set_text(self.tiles, answer["tiles"])
         set_text(self.attempts, answer["attempts"])
         self._state = answer["state"]
-        set_options(self._rank, answer["ranks"] if self._state in ACTIVE else [])
+        ranks = answer["ranks"] if self._state in ACTIVE else []
+        if len(ranks) in (0, self._wanted):
+            self._wanted = None
+        set_options(self._rank, ranks)
         dead = self._state not in ACTIVE
         if self._kill.disabled != dead:
             self._kill.disabled = self._fewer.disabled = self._more.disabled = dead
 
     def _show_code(self) -> None:
+        if self._run.value is None:  # no run yet
+            return
         self.code.show(
             f"import gptlab\nrun = {call('gptlab.Run.open', str(self._run.value), str(self.runs_dir))}\n"
             "print(run.status(), run.attempts_table())"
         )
 
     def say(self, text: str, *, bad: bool = False) -> None:
+        self._mistaken = False
         set_text(self._message, message(text, bad=bad))

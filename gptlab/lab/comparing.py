@@ -13,7 +13,23 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from gptlab.config import ConfigError
 from gptlab.runs import Run
+
+
+def settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """By setting one value a run, where these are not the same for all."""
+    configs = [_config(run) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    found = {name: [config.get(name) for config in configs] for name in names}
+    return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
+
+
+def _config(run: Run) -> dict[str, Any]:
+    try:
+        return run.config.to_dict()
+    except ConfigError:  # damaged, or another version's: what it says
+        return run.info.get("config") or {}
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -21,19 +37,14 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
     `loss at step N` compares at the last step that all of them have done.
     """
-    configs = [run.config.to_dict() for run in runs]
-    found: dict[str, list[Any]] = {}
-    for name in configs[0] if configs else ():
-        values = [config[name] for config in configs]
-        if any(value != values[0] for value in values):
-            found[name] = values
-    summaries = [run.summary() for run in runs]
-    common = min((row["step"] for row in summaries), default=0)
+    found = settings(runs)
+    rows = [run.row() for run in runs]
+    common = min((row["step"] for row in rows if "step" in row), default=0)
     if common:
         losses = [{row["step"]: row.get("loss") for row in run.metrics() if "loss" in row} for run in runs]
         found[f"loss at step {common}"] = [by_step.get(common) for by_step in losses]
     for name in ("loss", "val_loss", "tokens_per_s", "mfu", "seconds", "step"):
-        found[name] = [row[name] for row in summaries]
+        found[name] = [row.get(name) for row in rows]
     return found
 
 

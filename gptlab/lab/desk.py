@@ -89,6 +89,9 @@ class Part:
                 f"This {type(self).__name__} is closed, or one that was made later has taken over: use that one."
             )
 
+    def left(self) -> None:
+        """It has left the desk, by `close` or because another part took over: what it alone used ends here."""
+
     # The desk's thread calls these -------------------------------------------------------------------------------
 
     def turn(self) -> float:
@@ -149,6 +152,7 @@ class Desk:
                 del self._parts[part.key]
                 self._widgets.pop(part.key).close()
             part.closed.set()
+            part.left()
 
     def active_sweeps(self, runs_dir: Path) -> list[Sweep]:
         """Sweeps whose queue works in this kernel, on a folder."""
@@ -196,12 +200,19 @@ class Desk:
     def _turn(self, parts: list[Part]) -> float:
         """Takes an answer, asks for the next; gives the seconds until its next turn."""
         wait = min(_tried(part, part.turn) or IDLE_S for part in parts)
-        if self._asked is not None:
-            return min(wait, self._take())
+        try:
+            return min(wait, self._ask(parts) if self._asked is None else self._take())
+        except (OSError, ValueError):  # no process is to be had now, or it said what is no JSON: the next may
+            self.artist.close()
+            self._asked = None
+            return IDLE_S
+
+    def _ask(self, parts: list[Part]) -> float:
+        """Asks for what the part wants that has waited longest."""
         now = time.monotonic()
         late = min(parts, key=lambda part: part.due)
         if late.due > now:
-            return min(wait, late.due - now)
+            return late.due - now
         request = _tried(late, late.look)
         if late.due <= now:
             late.due = now + IDLE_S

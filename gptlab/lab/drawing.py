@@ -52,6 +52,7 @@ class _Memory:
     """What a view was shown last."""
 
     seen: Any = None
+    sweep: Any = None
     marks: dict[str, tuple[Any, ...]] | None = None
     asked: dict[str, Any] | None = None
     shown: frozenset[str] = frozenset()
@@ -81,10 +82,11 @@ class Painter:
         asked = {key: value for key, value in request.items() if key != "save"}
         names = sweeps_in(runs_dir)
         now = marks(runs)
-        seen = (now, names, sweep and len(sweep.cells), _log_mark(runs_dir, request.get("log")))
+        seen = (now, names, sweep, _log_mark(runs_dir, request.get("log")))  # a manifest that changed is another sweep
         points = frozenset(run for run, mark in now.items() if mark[0] and mark[0][1])
-        # A first point, a question that changed, or the end is worth a picture at once; more of the same can wait.
-        urgent = view.asked != asked or not points <= view.shown or view.marks is None
+        # A first point, a question or a sweep that changed, or the end is worth a picture at once; more of the same can
+        # wait.
+        urgent = view.asked != asked or sweep is not view.sweep or not points <= view.shown or view.marks is None
         urgent = urgent or [mark[-1] for mark in now.values()] != [mark[-1] for mark in (view.marks or {}).values()]
         same = seen == view.seen and view.asked == asked
         rested = at - view.at >= SHORTEST_S and cpu_s - view.cpu_s <= SHARE * (at - view.at)
@@ -107,13 +109,13 @@ class Painter:
             clickable=bool(request.get("clickable")),
         )  # fmt: skip
         answer["progress"] = tables.progress(rows, bool(request.get("running")))
-        answer["active"] = sum(row["state"] in ACTIVE for row in rows)
+        answer["active"] = sum(mark[-1] in ACTIVE for mark in now.values())  # hidden ones too: they can be stopped
         answer["runs"] = [[run, mark[-1]] for run, mark in now.items()]
         answer["sweeps"] = names
         answer["log"] = self._log(runs_dir, request.get("log"))
         compared = [run for run in runs if run.name in request.get("compare", ())]
         answer["compare"] = comparison(compared) if compared else ""
-        view.seen, view.marks, view.asked, view.shown = seen, now, asked, points
+        view.seen, view.sweep, view.marks, view.asked, view.shown = seen, sweep, now, asked, points
         view.at, view.cpu_s = at, cpu_s
         answer["cost_s"] = time.process_time() - cpu_s
         return answer
@@ -140,12 +142,9 @@ class Painter:
         if run is None:
             return answer | {"tiles": "", "attempts": "", "ranks": [], "state": ""}
         status = run.status()
-        view = self._views.setdefault(request["view"], _Memory())
-        attempts = tiles.attempts(run.attempts_table())
-        view.seen = attempts
         return answer | {
             "tiles": tiles.tiles(run, status),
-            "attempts": attempts,
+            "attempts": tiles.attempts(run.attempts_table()),
             "ranks": list(range(int(status.get("world_size") or 0))),
             "state": status["state"],
         }
@@ -153,7 +152,7 @@ class Painter:
     def _progress(self, request: dict[str, Any]) -> dict[str, Any]:
         sweep, runs = self._gatherer.find(Path(request["runs_dir"]), request.get("sweep"))
         view = self._views.setdefault(request["view"], _Memory())
-        now = (marks(runs), request.get("running"))
+        now = (marks(runs), sweep, request.get("running"))
         if now == view.seen:
             return {}
         view.seen = now

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from gptlab.config import ConfigError, TrainConfig, field_types
+from gptlab.config import LIMITS, ConfigError, TrainConfig, field_types
 from gptlab.grid import check_count
 from gptlab.lab import plan
 from gptlab.lab.choosers import SENSIBLE, Axis, field_widget, read_field, write_field
@@ -48,6 +48,7 @@ class ConfigPanel(Part):
         base: what the fields begin with.
         runs_dir: where its runs are written; GPTLAB_RUNS, or `runs`, unless told otherwise.
         grid: values of the shape, for a panel that chooses several (`SweepPanel`).
+        kind: of several panels of a folder, those of one kind take over from one another.
         choice: as for `choose`.
 
     Raises:
@@ -124,11 +125,17 @@ class ConfigPanel(Part):
             ConfigError: a field or value that cannot be.
         """
         grid = {name: axis.read() for name, axis in self.axes.items()}
-        values = self._base | {name: read_field(name, widget) for name, widget in self.fields.items()}
+        return self._read_fields({}), grid
+
+    def _read_fields(self, choice: Mapping[str, Any]) -> TrainConfig:
+        """The base that the fields say, where nothing else is chosen for one."""
+        said = {name: read_field(name, widget) for name, widget in self.fields.items() if name not in choice}
+        values = {**self._base, **said, **choice}
         # A shape that is valid on its own, whatever the other fields ask of one.
-        heads = values["n_kv_head"] or 1
+        shared = values["n_kv_head"]
+        heads = shared if type(shared) is int and 0 < shared <= LIMITS["n_kv_head"][1] else 1
         values |= {"n_layer": 64, "n_head": heads, "n_embd": 64 * heads, "vocab_size": 0}
-        return TrainConfig.from_dict(values), grid
+        return TrainConfig.from_dict(values)
 
     def choose(self, **choice: Any) -> None:
         """Sets fields by name; n_layer, n_head and n_embd take several values where the panel does.
@@ -149,8 +156,7 @@ class ConfigPanel(Part):
                 raise ConfigError(
                     f"{name} {values} are {len(values)} values: a ConfigPanel takes one, a SweepPanel all."
                 )
-        base, _ = self.read()
-        checked = base.replace(**choice).to_dict()
+        checked = self._read_fields(choice).to_dict()
         for name in choice:
             write_field(name, self.fields[name], checked[name])
         for name, values in grid.items():
@@ -204,15 +210,16 @@ class ConfigPanel(Part):
             self._priced = (base, grid)
             cells = plan.cells(base, grid)
             text = plan.describe(cells, measuring=self._meter.begin(cells))
-            self._show_code(base, grid)
+            first = next((cell for cell in cells if cell.config is not None), cells[0])
+            self._show_code(base, first.shape, grid)
         except ConfigError as error:
             text = f'<span style="color:{BAD}">{html.escape(str(error))}</span>'
         set_text(self.plan, f'<div style="{FONT}" role="status">{text}</div>')
         return 0.2
 
-    def _show_code(self, base: TrainConfig, grid: Mapping[str, Sequence[int]]) -> None:
-        config = base.to_dict() | {name: values[0] for name, values in grid.items()}
-        self.code.show(f"import gptlab\nconfig = {self.tell(**config)}")
+    def _show_code(self, base: TrainConfig, shape: dict[str, int], grid: Mapping[str, Sequence[int]]) -> None:
+        """The calls behind the choice; `shape` is that of the first cell that can be run."""
+        self.code.show(f"import gptlab\nconfig = {self.tell(**(base.to_dict() | shape))}")
 
     def say(self, text: str, *, bad: bool = False) -> None:
         set_text(self._message, message(text, bad=bad))

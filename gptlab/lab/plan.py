@@ -15,7 +15,7 @@ from typing import Any
 from gptlab.grid import Cell
 from gptlab.grid import cells as cells
 from gptlab.lab.curves import TIMES, short
-from gptlab.lab.tables import duration
+from gptlab.wording import duration
 
 MOST_PRICED = 100
 """Cells whose memory and time are looked up one by one; a larger grid is told by its parameters and FLOPs alone."""
@@ -42,7 +42,7 @@ def describe(wanted: Sequence[Cell], *, measuring: bool = False) -> str:
                 del configs[name]
     if not configs:
         return f"<b>Nothing to run.</b> {_reasons(invalid)}"
-    parts = [f"<b>{len(configs)} runs</b>"] if len(wanted) > 1 else []
+    parts = [f"<b>{len(configs)} run{'s' * (len(configs) > 1)}</b>"] if len(wanted) > 1 else []
     sizes = [costs.parameters(config).total for config in configs.values()]
     parts.append(f"{_range(sizes)} parameters")
     if priced:

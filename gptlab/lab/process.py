@@ -22,12 +22,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gptlab.config import ConfigError
+
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The process's side: a line for each request until standard input ends; one that fails is answered `error`."""
     for line in sys.stdin:
         try:
             found = answer(json.loads(line))
+        except ConfigError as error:
+            found = {"error": str(error)}
         except Exception as error:  # a directory that vanished or was written by hand: said, not fatal
             found = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(found) + "\n")

@@ -13,7 +13,6 @@ Left out on purpose: checkpoints and logs.
 from __future__ import annotations
 
 import html
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 from gptlab.config import ConfigError
 from gptlab.given import check_output
 from gptlab.jsonfile import replacing
+from gptlab.lab.comparing import settings
 from gptlab.runs import Run
 
 _PAGE = """<!doctype html>
@@ -124,15 +124,13 @@ def _law(runs: Sequence[Run]) -> str:
 
 def _differences(runs: Sequence[Run]) -> str:
     """The settings in which the runs' configs differ, a column a run."""
-    configs = [run.info.get("config", {}) for run in runs]
-    names = [name for name in dict.fromkeys(name for config in configs for name in config)
-             if len({json.dumps(config.get(name)) for config in configs}) > 1]  # fmt: skip
-    if not names:
+    found = settings(runs)
+    if not found:
         return ""
     head = "".join(f"<th scope='col'>{_safe(run.name)}</th>" for run in runs)
     lines = []
-    for name in names:
-        cells = "".join(f"<td>{_safe(config.get(name))}</td>" for config in configs)
+    for name, values in found.items():
+        cells = "".join(f"<td>{_safe(value)}</td>" for value in values)
         lines.append(f"<tr><th scope='row'>{_safe(name)}</th>{cells}</tr>")
     return (
         "<h2>What sets them apart</h2><div class='wide'><table class='plain'>"

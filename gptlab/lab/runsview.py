@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from gptlab.config import ConfigError
-from gptlab.lab import scripts
+from gptlab.config import ConfigError, did_you_mean
+from gptlab.lab import scripts, stopping
 from gptlab.lab.actions import Actions
 from gptlab.lab.curves import XAxis
 from gptlab.lab.desk import Part
@@ -30,8 +30,7 @@ from gptlab.lab.naming import sweeps_in
 from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, set_value, wide
 from gptlab.lab.reporting import Reports
 from gptlab.lab.viewbar import ViewBar
-from gptlab.runs import Run, default_runs_dir, list_runs
-from gptlab.sweeps import Sweep
+from gptlab.runs import Run, default_runs_dir
 
 if TYPE_CHECKING:
     import pandas
@@ -47,23 +46,29 @@ class RunsView(Part):
     Args:
         runs_dir: where runs are read; GPTLAB_RUNS, or `runs`, unless told otherwise.
         sweep: which sweep is shown; the newest, and every run where there is none. "" is every run.
+        kind: of several views of a folder, those of one kind take over from one another.
+
+    Raises:
+        ConfigError: there is no such sweep.
     """
 
     def __init__(
-        self, runs_dir: str | os.PathLike[str] | None = None, *, sweep: str | None = None, kind: str = ""
+        self, runs_dir: str | os.PathLike[str] | None = None, *, sweep: str | None = None, kind: str = "runs"
     ) -> None:
-        super().__init__(kind or "runs", Path(runs_dir) if runs_dir is not None else default_runs_dir())
+        super().__init__(kind, Path(runs_dir) if runs_dir is not None else default_runs_dir())
         self.code = CodeBox()
         self._hidden: set[str] = set()
         self._compared: list[str] = []
         self._log_of: str | None = None
         self.active = False
-        """Whether something that is shown trained at the last look."""
+        """Whether a run of the sweep or the folder trained at the last look, hidden or not."""
+        self._mistaken = False
+        """Whether the message is that of a look that went wrong: one that goes well takes it away."""
         self.asked_at = self.shown_at = 0.0
         """When the last look began, and when the last one began that is on the page, in `time.monotonic()`."""
         self._build()
         if sweep is not None:
-            self._bar.choose(sweep)
+            self._choose(sweep)
         self._tell()
         self._open()
 
@@ -98,13 +103,13 @@ class RunsView(Part):
         Raises:
             ConfigError: a value that cannot be.
         """
+        if sweep is not None:
+            self._choose(str(sweep))
         for name, widget, value in (
             ("x", self._bar.x, x), ("log_x", self._bar.log_x, log_x), ("log_y", self._bar.log_y, log_y)
         ):  # fmt: skip
             if value is not None:
                 set_value(widget, name, value)
-        if sweep is not None:
-            self._bar.choose(str(sweep))
         self.due = 0.0
 
     def sort(self, column: str | None, *, descending: bool = False) -> None:
@@ -117,19 +122,15 @@ class RunsView(Part):
         self.due = 0.0
 
     def stop(self, *names: str) -> None:
-        """Asks runs to stop after the step they take, each with a checkpoint; without names all that are shown and
-        train, and the queue of their sweep."""
-        if not names:
-            own = {sweep.name for sweep in self.desk.active_sweeps(self.runs_dir)}
-            for name in [self.sweep_name] if self.sweep_name else sweeps_in(self.runs_dir):
-                sweep = Sweep.open(name, self.runs_dir)
-                if name in own or any(run.is_active for run in sweep.runs):  # then another process works its queue
-                    sweep.request_stop()
-                    self.code.add(f"{call('gptlab.Sweep.open', name, str(self.runs_dir))}.request_stop()")
-        for run in self._runs(names):
-            if run.is_active:
-                run.request_stop()  # one in a queue stops at its turn
-                self.code.add(f"{call('gptlab.Run.open', run.name, str(self.runs_dir))}.request_stop()")
+        """Asks runs to stop after the step they take, each with a checkpoint; without names all of the sweep or the
+        folder that train, hidden ones too, and the queues that would start more."""
+        if names:
+            calls = stopping.stop_runs(self._runs(names))
+        else:
+            own = [sweep.name for sweep in self.desk.active_sweeps(self.runs_dir)]
+            calls = stopping.stop_all(self.runs_dir, self.sweep_name, own)
+        for said in calls:
+            self.code.add(said)
         self.due = 0.0
 
     def resume(self, *names: str) -> None:
@@ -140,8 +141,8 @@ class RunsView(Part):
         """
         from gptlab import launcher
 
-        runs = self._runs(names)
-        for run in runs if names else [run for run in runs if run.state in ("stopped", "failed", "lost")]:
+        runs = self._runs(names) or [run for run in self._shown() if run.state in ("stopped", "failed", "lost")]
+        for run in runs:
             handle = launcher.resume(run.name, runs_dir=self.runs_dir)
             self.desk.handles[run.path.absolute()] = handle
             self.code.add(call("gptlab.resume", run.name, runs_dir=str(self.runs_dir)))
@@ -149,16 +150,17 @@ class RunsView(Part):
 
     def hide(self, *names: str) -> None:
         """Leaves runs out of picture and table; `show_all` brings them back."""
-        self._hidden |= {run.name for run in self._runs(names)} if names else set()
+        self._hidden |= {run.name for run in self._runs(names)}
         self.due = 0.0
 
     def compare(self, *names: str) -> pandas.DataFrame:
-        """Shows these runs alone, with the settings in which they differ; gives those, a column a run."""
+        """Shows these runs alone, with the settings in which they differ, and gives those, a column a run; without
+        names, of all that are shown."""
         import pandas
 
         from gptlab.lab.comparing import differences
 
-        runs = self._runs(names)
+        runs = self._runs(names) or self._shown()
         self._compared = [run.name for run in runs]
         self.due = 0.0
         return pandas.DataFrame.from_dict(differences(runs), orient="index", columns=self._compared)
@@ -248,10 +250,15 @@ class RunsView(Part):
         return [run for run in runs if run.name in (self._compared or {run.name} - self._hidden)]
 
     def _runs(self, names: Sequence[str]) -> list[Run]:
-        """The runs of these names, or all that are shown."""
-        if names:
-            return [Run.open(name, self.runs_dir) for name in names]
-        return Sweep.open(self.sweep_name, self.runs_dir).runs if self.sweep_name else list_runs(self.runs_dir)
+        """The runs of these names."""
+        return [Run.open(name, self.runs_dir) for name in names]
+
+    def _choose(self, sweep: str) -> None:
+        """Shows a sweep, or every run ("")."""
+        known = sweeps_in(self.runs_dir)
+        if sweep and sweep not in known:
+            raise ConfigError(f"There is no sweep {sweep!r} in {self.runs_dir}{did_you_mean(sweep, known)}.")
+        self._bar.choose(sweep)
 
     # The desk's thread -------------------------------------------------------------------------------------------
 
@@ -315,22 +322,25 @@ class RunsView(Part):
                 set_text(widget, answer[name])
         if "error" in answer:
             self.say(answer["error"], bad=True)
+            self._mistaken = True
+        elif self._mistaken:
+            self.say("")
         if "runs" in answer:
             self._bar.offer(answer["sweeps"])
             self.active = answer["active"] > 0
-            self._actions.offer(dict(answer["runs"]), active=self.active)
+            self._actions.offer(dict(answer["runs"]))
             self._tell()
 
-    def close(self) -> None:
-        """Takes the view off the page; a report that is on its way is given up. Runs go on."""
-        super().close()
+    def left(self) -> None:
+        """A report that is on its way is given up."""
         self._reports.close()
 
     def say(self, text: str, *, bad: bool = False) -> None:
+        self._mistaken = False
         set_text(self._message, message(text, bad=bad) if text else "")
 
     def _tell(self) -> None:
-        """The calls that make the same picture in a script."""
+        """The calls that draw the same curves in a script."""
         self.code.show(
             scripts.picture(
                 self.sweep_name, self.runs_dir, self.axes, hidden=self._hidden, only=self._compared, log=self._log_of

@@ -37,6 +37,7 @@ class SampleBox(Part):
 
     Args:
         runs_dir: where runs are read; GPTLAB_RUNS, or `runs`, unless told otherwise.
+        kind: of several boxes of a folder, those of one kind take over from one another.
     """
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None, *, kind: str = "sample") -> None:
@@ -124,9 +125,8 @@ class SampleBox(Part):
         """What is written so far, the prompt included."""
         return self._prompted + self._written
 
-    def close(self) -> None:
-        """Takes the box off the page, and ends its process."""
-        super().close()
+    def left(self) -> None:
+        """Its process ends with it."""
         self._sampler.close()
 
     # The desk's thread -------------------------------------------------------------------------------------------
@@ -200,7 +200,8 @@ class SampleBox(Part):
         return {"kind": "list", "runs_dir": str(self.runs_dir)}
 
     def display(self, answer: dict[str, Any]) -> None:
-        set_options(self._run, [name for name, _, ready in answer.get("runs", []) if ready])
+        if "error" not in answer:
+            set_options(self._run, [name for name, _, ready in answer["runs"] if ready])
 
     def say(self, text: str, *, bad: bool = False) -> None:
         set_text(self._message, message(text, bad=bad))

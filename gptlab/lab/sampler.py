@@ -4,8 +4,8 @@
 
 Requests and answers are JSON, one object a line. A request: `id`, `run` (its folder), and what `sampling.sample` takes;
 a newer request ends the one that is being answered, and `{"id": n, "stop": true}` does no more than that. Answers:
-`{"id", "piece"}` each, `{"id", "step"}` when the checkpoint is chosen, and at the end `{"id", "done": true}` or
-`{"id", "error"}`. Left out on purpose: how text is drawn (`sampling.py`).
+`{"id", "piece"}` each, `{"id", "step"}` when the checkpoint is chosen, and at the end, of a stop too,
+`{"id", "done": true}` or `{"id", "error"}`. Left out on purpose: how text is drawn (`sampling.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def answer(request: dict[str, Any], requests: queue.SimpleQueue[dict[str, Any]])
     """Answers one request, until it is done or a newer one has come."""
     number = request["id"]
     if request.get("stop"):
-        return
+        return _say(id=number, done=True)  # the request that it ends may never have been begun
     try:
         from gptlab.runs import Run
         from gptlab.sampling import sample

@@ -1,4 +1,4 @@
-"""What a view of runs shows, as Python calls: a script that makes the same picture, the same report.
+"""What a view of runs shows, as Python calls: a script that draws the same curves, the same report.
 
     >>> print(scripts.picture("lab-1a2b3c", Path("runs"), {"x": "tokens"}))
 
@@ -23,7 +23,7 @@ def picture(
     only: Sequence[str] = (),
     log: str | None = None,
 ) -> str:
-    """The calls that draw a view's curves.
+    """The calls that draw a view's curves, in colours that are counted from the first of them.
 
     Args:
         sweep: whose runs are shown; None for all of the folder.

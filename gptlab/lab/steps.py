@@ -36,7 +36,7 @@ _HATCH = {"attention": "//", "update": "..", "between": "", "compiled": "xx", "n
 
 
 def bars(measured: Mapping[str, Step], *, predicted: bool = True, width: float = 10.0) -> Figure:
-    """A bar for each measurement, cut into its parts, in milliseconds a step; under it, hollow, what was predicted.
+    """A bar for each measurement, cut into its parts, in milliseconds a step; under it, paler, what was predicted.
 
     Args:
         predicted: whether the cost model's bar stands under each.

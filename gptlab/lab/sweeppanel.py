@@ -23,10 +23,10 @@ import ipywidgets as widgets
 
 from gptlab import sweeps
 from gptlab.config import ConfigError, TrainConfig
+from gptlab.lab import stopping
 from gptlab.lab.naming import sweep_name
 from gptlab.lab.panel import BASE, ConfigPanel, _warm_launcher
 from gptlab.lab.parts import button, call, fold, row, set_text, set_value, wide
-from gptlab.runs import list_runs
 
 GRID: dict[str, list[int]] = {"n_layer": [1, 2, 4], "n_head": [2, 3], "n_embd": [64, 96]}
 LIVE_S = 0.3
@@ -39,6 +39,7 @@ class SweepPanel(ConfigPanel):
     Args:
         runs_dir: where runs are written; GPTLAB_RUNS, or `runs`, unless told otherwise.
         name: what its sweeps' names begin with.
+        kind: of several panels of a folder and name, those of one kind take over from one another.
         choice: as for `choose`.
 
     Raises:
@@ -133,6 +134,10 @@ class SweepPanel(ConfigPanel):
 
     # The desk's thread -------------------------------------------------------------------------------------------
 
+    def do_price(self) -> None:
+        """A choice has changed, perhaps one that no config has: how many runs train at once."""
+        self._priced = None
+
     def do_run(self) -> None:
         try:
             self.do_watch(self._start())
@@ -157,10 +162,9 @@ class SweepPanel(ConfigPanel):
             self.sweep.stop()
             self.code.add("sweep.stop()")
             return
-        for run in list_runs(self.runs_dir):  # another process trains what is shown
-            if run.is_active:
-                run.request_stop()
-                self.code.add(f"{call('gptlab.Run.open', run.name, str(self.runs_dir))}.request_stop()")
+        own = [sweep.name for sweep in self.desk.active_sweeps(self.runs_dir)]
+        for said in stopping.stop_all(self.runs_dir, own=own):  # another process trains what is shown
+            self.code.add(said)
 
     def turn(self) -> float:
         wait = super().turn()
@@ -194,11 +198,10 @@ class SweepPanel(ConfigPanel):
             self._run.disabled, self._stop.disabled = False, True
             self._idle.set()
 
-    def _show_code(self, base: TrainConfig, grid: Mapping[str, Sequence[int]]) -> None:
-        values = {name: value for name, value in base.to_dict().items() if name not in grid}
+    def _show_code(self, base: TrainConfig, shape: dict[str, int], grid: Mapping[str, Sequence[int]]) -> None:
         at_once = {"at_once": self._at_once.value} if self._at_once.value > 1 else {}
         sweep = call("sweep = gptlab.sweep", name=sweep_name(self.name, base), runs_dir=str(self.runs_dir), **at_once)
         self.code.show(
-            f"import gptlab\nbase = {self.tell(**values)}\ngrid = {dict(grid)!r}\n"
+            f"import gptlab\nbase = {self.tell(**(base.to_dict() | shape))}\ngrid = {dict(grid)!r}\n"
             f"{sweep.replace('sweep(', 'sweep(base, grid, ', 1)}\nsweep.wait()\nprint(sweep.table())"
         )

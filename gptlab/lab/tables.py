@@ -18,8 +18,9 @@ from typing import Any
 
 from gptlab.lab.figures import style
 from gptlab.runs import QUEUED, TRAINING, Run
+from gptlab.wording import duration
 
-_STYLE = """<style>
+STYLE = """<style>
 .gptlab-table {border-collapse: collapse; width: 100%; font-size: 12px; line-height: 1.5;
   font-variant-numeric: tabular-nums;
   color: var(--jp-ui-font-color1, #24292e); font-family: var(--jp-ui-font-family, sans-serif)}
@@ -123,7 +124,7 @@ def table(
     caption = '<caption style="display:none">Runs: shape, state, losses, speed</caption>'
     listens = f' onpointerdown="{html.escape(_LISTEN)}"' if clickable else ""
     return (
-        f'{_STYLE}<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
+        f'{STYLE}<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
         f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -179,11 +180,16 @@ def swatch(index: int | None) -> str:
     )
 
 
+def is_ended(row: Mapping[str, Any]) -> bool:
+    """Whether a row trains no more in its sweep: it came to an end, or a reason says why it does not go on."""
+    return row["state"] in ("finished", "diverged", "failed") or bool(row.get("reason"))
+
+
 def work(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float | None]:
     """How much of the rows' training is done, 0..1, and about how many seconds of it are left (None: not known yet).
 
     A step counts with its parameters, so that large models at the end of a grid are not a surprise. Seconds are those
-    of training, one run after another.
+    of training, with as many runs at a time as train now.
     """
     total = done = seconds = 0.0
     sizes = [row["parameters"] for row in rows if row.get("parameters")]
@@ -193,20 +199,20 @@ def work(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float | None]:
             continue
         size = float(row.get("parameters") or usual)
         steps = row.get("step") or 0
-        ended = row["state"] in ("finished", "diverged", "failed")
-        total += size * (steps if ended else row["max_iters"])
+        total += size * (steps if is_ended(row) else row["max_iters"])
         done += size * steps
         seconds += row.get("seconds") or 0.0
     if not total:
         return 0.0, None
-    return done / total, (total - done) / done * seconds if done and seconds > 0.5 else None
+    at_once = max(1, sum(row["state"] in TRAINING for row in rows))
+    return done / total, (total - done) / done * seconds / at_once if done and seconds > 0.5 else None
 
 
 def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
     """A bar with its meaning in words beside it."""
     share, left = work(rows)
     valid = [row for row in rows if row["state"] != "invalid"]
-    over = sum(row["state"] in ("finished", "diverged", "failed") for row in valid)
+    over = sum(map(is_ended, valid))
     active, queued = (sum(row["state"] in states for row in valid) for states in (TRAINING, (QUEUED,)))
     words = [f"{over} of {len(valid)} runs ended"] if valid else ["no runs yet"]
     if active:
@@ -215,7 +221,7 @@ def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
         words.append(f"{queued} queued")
     if (invalid := len(rows) - len(valid)) > 0:
         words.append(f"{invalid} invalid")
-    if (running or active) and left is not None:
+    if (running or active) and left:
         words.append(f"about {duration(left)} left")
     said = ", ".join(words)
     return (
@@ -225,15 +231,3 @@ def progress(rows: Sequence[Mapping[str, Any]], running: bool) -> str:
         f'accent-color:var(--jp-brand-color1,#0072b2)"></progress>'
         f'<span style="min-width:26em;padding-right:8px">{said}</span></div>'
     )
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3 min 20 s, 2 h 5 min."""
-    whole = max(1, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 3600:
-        return f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

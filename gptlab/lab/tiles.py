@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gptlab.lab.tables import STYLE
 from gptlab.runs import ACTIVE, Run
 
 FRESH_S = 5.0
@@ -28,7 +29,13 @@ _STYLE = """<style>
 .gptlab-tile b {display: block} .gptlab-tile.late {border-left-color: #e69f00} .gptlab-tile.gone {border-left: 4px
   dashed var(--jp-error-color1, #b3261e); opacity: .75}
 .gptlab-bar {display: flex; height: 6px; margin-top: 4px; border-radius: 3px; overflow: hidden; width: 110px}
+.gptlab-key {display: inline-block; width: 10px; height: 6px; margin-right: 4px}
 </style>"""
+_KEY = "".join(
+    f'<span><span class="gptlab-key" style="background:{colour}"></span>{part}</span>'
+    for part, colour in zip(PARTS, _COLOURS, strict=True)
+)
+"""What the colours of a bar mean."""
 
 
 def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
@@ -50,6 +57,8 @@ def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
         alive = state in ACTIVE
         words = ["gone" if not alive else "no sign yet" if age is None else f"heartbeat {age:.1f} s ago"]
         kind = "gone" if not alive else "late" if age is None or age > FRESH_S else ""
+        if alive and age is not None and age > FRESH_S:
+            words.insert(0, "silent")
         if straggler == rank and alive:
             words.append("slowest")
             kind = kind or "late"
@@ -62,8 +71,9 @@ def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
             f'<div class="gptlab-tile {kind}" role="listitem">{"<br>".join(lines)}{_bar(_at(shares, rank))}</div>'
         )
     said = f"{run.name}: {state}, attempt {status.get('attempt', 0)}, {world} process{'es' * (world != 1)}"
+    key = _KEY if any(_bar(_at(shares, rank)) for rank in range(world)) else ""
     return (
-        f'{_STYLE}<div class="gptlab-tiles" style="margin-bottom:6px">{html.escape(said)}</div>'
+        f'{_STYLE}<div class="gptlab-tiles" style="margin-bottom:6px">{html.escape(said)}{key}</div>'
         f'<div class="gptlab-tiles" role="list" aria-label="{html.escape(said)}">{"".join(found)}</div>'
     )
 
@@ -103,7 +113,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<table class="gptlab-table" style="width:auto">{body}</table>'
+    return f'{STYLE}<table class="gptlab-table" style="width:auto">{body}</table>'
 
 
 def _cause(row: Mapping[str, Any]) -> str:
