@@ -98,8 +98,7 @@ def check_text(config: TrainConfig, cwd: Path) -> None:
     """Refuses a text that cannot be trained on."""
     from gptlab import corpus
 
-    inside = cwd / config.data
-    corpus.check(str(inside) if inside.exists() else config.data, config.tokenizer, config.block_size, config.task)
+    corpus.check(corpus.seen_from(cwd, config.data), config.tokenizer, config.block_size, config.task)
 
 
 def _join(path: Path, config: TrainConfig) -> Run:
