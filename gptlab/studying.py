@@ -261,8 +261,10 @@ def sweep_rows(
     if arguments.depth:
         grids.check_count(len(rows) * len(arguments.depth))
         turned = [dial.dial(depth, base.replace(**row)).config for depth in arguments.depth for row in rows]
+        # Of equal compute the steps are others than the dial's, and with them the warm-up.
+        dialled = [name for name in DIALLED if not (arguments.isoflops and name == "warmup_iters")]
         rows = [
-            row | {name: getattr(config, name) for name in DIALLED}
+            row | {name: getattr(config, name) for name in dialled}
             for config, row in zip(turned, [row for _ in arguments.depth for row in rows], strict=True)
         ]
     if arguments.isoflops:

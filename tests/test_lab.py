@@ -45,7 +45,13 @@ def test_panel_takes_sliders_texts_and_calls(make: Callable[..., Any], tmp_path:
     base, grid = panel.read()
     assert grid == {"n_layer": [2, 5], "n_head": [2], "n_embd": [64, 200]}
     assert (base.max_iters, base.weight_decay) == (7, 0.2) and panel.fields["max_iters"].value == 7
-    wrongs: list[dict[str, Any]] = [{"n_layer": 0}, {"max_iters": -5}, {"n_layers": 2}, {"n_embd": []}]
+    wrongs: list[dict[str, Any]] = [
+        {"n_layer": 0},
+        {"max_iters": -5},
+        {"n_layers": 2},
+        {"vocab_size": 65},
+        {"n_embd": []},
+    ]
     for wrong in wrongs:
         with pytest.raises(ConfigError):
             panel.choose(**wrong)

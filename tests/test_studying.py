@@ -283,7 +283,7 @@ def test_training_writes_tensorboard_events_as_well(tinytext: Path, tmp_path: Pa
 
 
 def test_a_sweep_over_depths_budgets_and_seeds(monkeypatch: pytest.MonkeyPatch, tinytext: Path) -> None:
-    from gptlab import sweeps
+    from gptlab import dial, sweeps
 
     asked: list[Any] = []
 
@@ -299,6 +299,9 @@ def test_a_sweep_over_depths_budgets_and_seeds(monkeypatch: pytest.MonkeyPatch, 
     assert [(row["n_layer"], row["n_embd"], row["seed"]) for row in rows] == [
         (1, 64, 1337), (1, 64, 1338), (2, 128, 1337), (2, 128, 1338),
     ]  # fmt: skip
+    assert main([*words, "--isoflops", "1e13", "--depth", "1"]) == 2
+    (row,) = asked.pop()[0]
+    assert row["n_embd"] == 64 and row["warmup_iters"] == dial.warmup(row["max_iters"]), "of the steps there are"
     words += ["--global-batch-size", "4"]
     assert main([*words, "--isoflops", "1e10", "4e10", "--n-head", "1", "--n-layer", "1", "2", "--n-embd", "16"]) == 2
     rows, _ = asked[-1]

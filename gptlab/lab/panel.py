@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from gptlab.config import LIMITS, ConfigError, TrainConfig, field_types
+from gptlab.config import LIMITS, ConfigError, TrainConfig, did_you_mean, field_types
 from gptlab.grid import check_count
 from gptlab.lab import plan
 from gptlab.lab.choosers import SENSIBLE, Axis, field_widget, read_field, write_field
@@ -156,12 +156,19 @@ class ConfigPanel(Part):
                 raise ConfigError(
                     f"{name} {values} are {len(values)} values: a ConfigPanel takes one, a SweepPanel all."
                 )
+        for name in choice:
+            if name not in self.fields:
+                raise ConfigError(f"There is no field {name!r} on this panel{did_you_mean(name, self.fields)}.")
         checked = self._read_fields(choice).to_dict()
         for name in choice:
             write_field(name, self.fields[name], checked[name])
         for name, values in grid.items():
             self.axes[name].write(values)
         self.due = 0.0
+
+    def left(self) -> None:
+        """Called when it is off the desk: nothing is measured for it any more."""
+        self._meter.stop()
 
     def launch(self, name: str | None = None) -> Handle:
         """Starts a run of the chosen config and returns; the button Run does it.
