@@ -348,7 +348,8 @@ def test_a_second_node_joins_and_leaves_while_it_trains(tinytext: Path, tidy: li
     until(lambda: len(losses(run)) > 30)
     second = gptlab.launch(config, name="run", engine=engine)
     tidy.append(second)
-    until(lambda: [row for row in run.metrics() if row.get("world_size") == 2])
+    # Two checkpoints later: what came after the newest one is trained again when the second node leaves.
+    until(lambda: sum(row.get("world_size") == 2 for row in run.metrics()) > 2 * config.checkpoint_interval)
     second.kill()
     grown = max(row["step"] for row in run.metrics() if row.get("world_size") == 2)
     until(lambda: losses(run) and run.metrics()[-1]["step"] > grown + 5 and run.metrics()[-1].get("world_size") == 1)
