@@ -3,6 +3,7 @@ reloaded and a kernel that is restarted while something trains; the dark theme a
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,8 +74,9 @@ def test_a_reload_and_a_restart_in_the_middle_of_a_run(
         jupyter.open_cells(page, address, folder, "watch.ipynb", LAB)
         jupyter.run_all_cells(page)
         seen = wait_step(page, "outside", 1)
-        page.keyboard.press("Control+s")
-        page.wait_for_function("() => !document.title.startsWith('*')", timeout=jupyter.PATIENCE_MS)
+        while not json.loads((folder / "notebooks" / "watch.ipynb").read_text())["cells"][0]["outputs"]:
+            page.keyboard.press("Control+s")  # too early, it saves what was there before
+            page.wait_for_timeout(500)
 
         page.reload()
         page.wait_for_selector(".gptlab-picture svg", timeout=jupyter.PATIENCE_MS)
