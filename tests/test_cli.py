@@ -323,7 +323,7 @@ def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(tinytext: Path,
         if line.startswith("iter 3:"):
             break
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "stopping after this step" in err and out.splitlines()[-1].startswith("stopped at step ")
     run = Run.open("long", runs_dir)
@@ -338,7 +338,7 @@ def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(tinytext: Path,
         line.startswith("iter ") for line in process.stdout
     )  # reads until the first: it heeds signals from there
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and out.splitlines()[-1].startswith("stopped at step "), err
     assert run.step() > before
 
