@@ -44,24 +44,9 @@ if TYPE_CHECKING:
     from gptlab.peaks import Rates
 
 __all__ = [
-    "MICRO_BATCH_RULE",
-    "Parameters",
-    "activation_bytes",
-    "attention_flops_per_token",
-    "check_fits",
-    "choose_micro_batch",
-    "cost",
-    "flops_per_token",
-    "matmul_parameters",
-    "mfu",
-    "micro_batch",
-    "parameters",
-    "peak_bytes",
-    "state_bytes",
-    "step_parts",
-    "step_seconds",
-    "traffic_bytes_per_token",
-    "update_bytes",
+    "MICRO_BATCH_RULE", "Parameters", "activation_bytes", "attention_flops_per_token", "check_fits",
+    "choose_micro_batch", "cost", "flops_per_token", "matmul_parameters", "mfu", "micro_batch", "parameters",
+    "peak_bytes", "state_bytes", "step_parts", "step_seconds", "traffic_bytes_per_token", "update_bytes",
 ]  # fmt: skip
 
 

@@ -36,11 +36,15 @@ def check_installed(config: TrainConfig) -> None:
         raise ConfigError("model huggingface needs transformers: install it (pip install 'gptlab[huggingface]').")
 
 
-def check_tunable(config: TrainConfig) -> None:
-    """Refuses what tuning, which trains on noise, does not measure."""
+def check_measured(config: TrainConfig, done: str, mend: str) -> None:
+    """Refuses what tuning and benching, which train on noise, do not measure.
+
+    Args:
+        done, mend: what is not done with it, and what helps, in words.
+    """
     for name, legal in (("task", "lm"), ("model", "gptlab")):
         if getattr(config, name) != legal:
-            raise ConfigError(f"{name} {getattr(config, name)} is not tuned, {name} {legal} is: tune without it.")
+            raise ConfigError(f"{name} {getattr(config, name)} is not {done}, {name} {legal} is: {mend}.")
 
 
 def published_cuts(points: Mapping[str, str], config: TrainConfig) -> dict[str, str]:

@@ -106,7 +106,7 @@ def tune_aloud(config: TrainConfig, budget_s: float | None) -> TrainConfig:
 
 def _check(config: TrainConfig) -> None:
     """Refuses what is not measured: candidates are steps of one process with the whole model."""
-    tasks.check_tunable(config)
+    tasks.check_measured(config, "tuned", "tune without it")
     if config.strategy != "ddp":
         raise ConfigError(
             f"strategy {config.strategy} is not tuned, one process with the whole model is: tune without it, and give "

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptlab import initial, weights
+from gptlab import initial, tasks, weights
 from gptlab.config import ALONE, ConfigError, TrainConfig, did_you_mean
 from gptlab.given import read_object
 from gptlab.presets import PRESETS, preset
@@ -215,11 +215,7 @@ def _cell(plan: Plan, kind: str, values: dict[str, Any]) -> Cell:
 
 def _check(cell: Cell) -> None:
     """Refuses what cannot be timed."""
-    for name, legal in (("task", "lm"), ("model", "gptlab")):
-        if getattr(cell.config, name) != legal:
-            raise ConfigError(
-                f"{name} {getattr(cell.config, name)} is not benched, {name} {legal} is: take another run."
-            )
+    tasks.check_measured(cell.config, "benched", "take another run")
     if cell.pairs < 1:
         raise ConfigError(f"pairs {cell.pairs} is too few: give 1 or more.")
     if cell.against == "transformers" and importlib.util.find_spec("transformers") is None:
