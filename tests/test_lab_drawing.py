@@ -17,6 +17,7 @@ from labtools import FakeLauncher, made_run, until
 
 from gptlab.config import TrainConfig
 from gptlab.jsonfile import read_json, write_json
+from gptlab.lab import drawing
 from gptlab.lab.drawing import Painter
 from gptlab.lab.process import Process
 from gptlab.sweeps import sweep
@@ -38,6 +39,22 @@ def test_painter_redraws_only_what_changed(tmp_path: Path) -> None:
     assert "svg" in painter.look(asked(tmp_path, view="two")), "another view has seen nothing yet"
     made_run(tmp_path, "two")
     assert "two at step 50" in painter.look(asked(tmp_path))["svg"], "a first point does not wait"
+
+
+def test_pictures_are_fewer_where_all_cores_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path, state="running")
+    painter = Painter()
+    painter.look(asked(tmp_path))
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 51, "attempt": 1, "loss": 2.0, "tokens": 51 * 768, "time_s": 1.02}) + "\n")
+    view = painter._views["one"]
+    view.at = time.monotonic() - 1.0
+    view.cpu_s = time.process_time()
+    monkeypatch.setattr(drawing, "_idle_s", lambda: view.idle_s)
+    assert painter.look(asked(tmp_path)) == {}
+    idle = view.idle_s + 1.0
+    monkeypatch.setattr(drawing, "_idle_s", lambda: idle)
+    assert "one at step 51" in painter.look(asked(tmp_path))["svg"], "a core was idle meanwhile"
 
 
 def test_pictures_wait_until_all_that_was_done_is_a_small_share_of_the_time(tmp_path: Path) -> None:

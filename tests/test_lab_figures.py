@@ -31,6 +31,30 @@ def test_svg_is_text_with_the_page_s_colours_and_says_last_values(tmp_path: Path
     assert picture == again, "an unchanged picture need not be sent"
 
 
+def test_a_figure_that_is_drawn_anew_is_as_a_new_one(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path, rows=300, max_iters=300))
+    flat = dataclasses.replace(one, columns=one.columns | {"loss": one.columns["loss"] * 0.01 + 2})
+    unknown = dataclasses.replace(one, columns=one.columns | {"mfu": one.columns["mfu"] * float("nan")})
+    lost = dataclasses.replace(one, columns=one.columns | {"loss": one.columns["loss"] * float("nan")})
+    again = dataclasses.replace(one, restarts=[(21, 30)])
+    used = figures.draw([], legend=False)
+    asked: list[tuple[list[figures.Series], dict[str, bool]]] = [
+        ([one], {}), ([one, again], {"log_x": True}), ([], {}), ([flat], {"log_y": True}), ([lost], {}),
+        ([one], {"log_y": True}), ([unknown], {}), ([figures.empty("a", "a")], {"log_x": True}), ([lost], {}),
+        ([one], {}),
+    ]  # fmt: skip
+    for series, axes in asked:
+        new = figures.draw(series, legend=False, **axes)  # type: ignore[arg-type]
+        assert figures.draw(series, legend=False, onto=used, **axes) is used  # type: ignore[arg-type]
+        assert figures.page(used, "") == figures.page(new, ""), (series, axes)
+
+
+def test_a_picture_says_nothing_about_the_rest_of_its_page(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    assert "<style" not in figures.page(figures.draw([one], legend=False), "")
+    assert "<style" not in tables.table([], {}) and "<style" in tables.STYLE
+
+
 def test_numbers_on_axes_keep_their_digits(tmp_path: Path) -> None:
     figure = figures.draw([figures.read(made_run(tmp_path))])
     figure.axes[0].set_yticks([2.25, 2.75])

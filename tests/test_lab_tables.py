@@ -61,7 +61,7 @@ def test_tiles_tell_the_silent_the_slow_and_the_gone(tmp_path: Path) -> None:
     text = tiles.tiles(run, status, now=100.0)
     assert "heartbeat 0.5 s ago, slowest" in text and "silent, heartbeat 20.0 s ago" in text and "no sign yet" in text
     assert "forward 25%, backward 50%, wait 25%" in text and "process 12" in text and "attempt 2, 3 processes" in text
-    assert text.count("gptlab-key") == 1 + len(tiles.PARTS), "a key says what the colours of the bars mean"
+    assert text.count("gptlab-key") == len(tiles.PARTS), "a key says what the colours of the bars mean"
     assert 'gptlab-key"' not in tiles.tiles(run, status | {"shares": []}, now=100.0)
     assert tiles.tiles(run, status | {"state": "lost"}, now=100.0).count("gone<br>") == 3
     rows: list[dict[str, Any]] = [
@@ -69,7 +69,6 @@ def test_tiles_tell_the_silent_the_slow_and_the_gone(tmp_path: Path) -> None:
             {"attempt": 2, "world_size": 2, "from_step": 20, "to_step": 50, "recovery_s": 0.512}]  # fmt: skip
     table = tiles.attempts(rows)
     assert "rank 1 &lt;lost&gt;" in table and "0.51 s" in table and "20 to 50" in table
-    assert table.startswith("<style>"), "it looks like a table where no other one is on the page"
 
 
 def test_plan_says_runs_invalid_cells_and_sizes_before_anything_runs() -> None:

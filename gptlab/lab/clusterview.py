@@ -18,8 +18,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from gptlab.config import ConfigError
+from gptlab.lab import tables, tiles
 from gptlab.lab.desk import Part
-from gptlab.lab.parts import SMALL, CodeBox, button, call, fold, message, row, set_options, set_text, wide
+from gptlab.lab.parts import SMALL, CodeBox, button, call, fold, message, row, set_options, set_text, sheet, wide
 from gptlab.launcher import Handle
 from gptlab.runs import ACTIVE, Run, default_runs_dir, list_runs
 
@@ -69,7 +70,7 @@ class ClusterView(Part):
         self.tiles, self.attempts = wide("cluster-tiles"), wide("attempts")
         self.widget = widgets.VBox(
             [row([self._run, self._rank, self._kill, widgets.Label("workers"), self._fewer, self._more, self._message]),
-             self.tiles, self.attempts, fold([("code", self.code.widget)])],
+             sheet(tables.STYLE + tiles.STYLE), self.tiles, self.attempts, fold([("code", self.code.widget)])],
             layout={"max_width": "1150px", "grid_gap": "6px"},
         )  # fmt: skip
         self.widget.add_class("gptlab-cluster")

@@ -29,7 +29,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from gptlab.csvfile import write_csv
 from gptlab.lab import figures, tables, tiles
@@ -39,10 +41,17 @@ from gptlab.lab.naming import sweeps_in
 from gptlab.lab.process import serve
 from gptlab.runs import ACTIVE, Run
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SHARE = 0.1
 """Part of one core that this process may take, pictures and mere looks together: it rests until that is true again."""
-SHORTEST_S = 0.5
-"""Seconds between two pictures, at least."""
+SHORTEST_S, BUSY_S = 0.5, 1.5
+"""Seconds between two pictures, at least: where there is room on the cores, and where all of them are busy. There a
+picture, and the browser that shows it, take their time from training: threads in lock-step lose all that one core does.
+"""
+SPARE = 0.5
+"""Idle cores, on average since the last picture, that are room enough."""
 LOG_LINES = 200
 """Last lines of a run's log that are shown."""
 
@@ -60,6 +69,8 @@ class _Memory:
     """When the last picture was begun, in `time.monotonic()`."""
     cpu_s: float = 0.0
     """What the process had used until then."""
+    idle_s: float = 0.0
+    """For how long the machine's cores together had been idle until then."""
 
 
 class Painter:
@@ -68,6 +79,8 @@ class Painter:
     def __init__(self) -> None:
         self._gatherer = Gatherer()
         self._views: dict[str, _Memory] = {}
+        self._canvas: Figure | None = None
+        """Drawn on again and again."""
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
         """One answer to one request."""
@@ -89,7 +102,9 @@ class Painter:
         urgent = view.asked != asked or sweep is not view.sweep or not points <= view.shown or view.marks is None
         urgent = urgent or [mark[-1] for mark in now.values()] != [mark[-1] for mark in (view.marks or {}).values()]
         same = seen == view.seen and view.asked == asked
-        rested = at - view.at >= SHORTEST_S and cpu_s - view.cpu_s <= SHARE * (at - view.at)
+        idle_s, passed = _idle_s(), at - view.at
+        least = SHORTEST_S if idle_s - view.idle_s >= SPARE * passed else BUSY_S
+        rested = passed >= least and cpu_s - view.cpu_s <= SHARE * passed
         if "save" not in request and (same or not (urgent or rested)):
             return {}
         rows, series, places = self._gatherer.gather(
@@ -99,8 +114,8 @@ class Painter:
         answer: dict[str, Any] = {}
         if "save" in request:
             answer["saved"] = save(Path(request["save"]), series, rows, places=places, **axes)
-        picture = figures.draw(series, places=places, legend=False, **axes)
-        answer["svg"] = figures.page(picture, figures.describe(series))
+        self._canvas = figures.draw(series, places=places, legend=False, onto=self._canvas, **axes)
+        answer["svg"] = figures.page(self._canvas, figures.describe(series))
         sort, descending = request.get("sort"), bool(request.get("descending"))
         answer["table"] = tables.table(
             tables.ordered(rows, sort, descending),
@@ -116,7 +131,7 @@ class Painter:
         compared = [run for run in runs if run.name in request.get("compare", ())]
         answer["compare"] = comparison(compared) if compared else ""
         view.seen, view.sweep, view.marks, view.asked, view.shown = seen, sweep, now, asked, points
-        view.at, view.cpu_s = at, cpu_s
+        view.at, view.cpu_s, view.idle_s = at, cpu_s, idle_s
         answer["cost_s"] = time.process_time() - cpu_s
         return answer
 
@@ -164,6 +179,11 @@ class Painter:
         return {"runs": [[run.name, run.state, bool(run.checkpoints())] for run in reversed(runs)]}
 
 
+def _idle_s() -> float:
+    """For how many seconds the machine's cores, added up, have been idle since it started."""
+    return float(psutil.cpu_times().idle)
+
+
 def _log_mark(runs_dir: Path, name: str | None) -> Any:
     """What changes when a log that is shown has grown."""
     run = Run(runs_dir / name) if name else None
@@ -185,7 +205,7 @@ def save(stem: Path, series: Sequence[figures.Series], rows: Sequence[dict[str, 
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    os.nice(5)  # training and the user's cells come first
+    os.nice(10)  # training and the user's cells come first
     painter = Painter()
     # A picture of nothing loads fonts and backends before anyone waits for them.
     figures.svg(figures.draw([]), "")

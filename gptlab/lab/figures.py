@@ -62,6 +62,7 @@ def draw(
     theme: Theme = "light",
     width: float = 10.0,
     height: float = 4.4,
+    onto: Figure | None = None,
 ) -> Figure:
     """Loss on the left, tokens per second and MFU on the right.
 
@@ -72,9 +73,10 @@ def draw(
         legend: whether names stand beside the curves; the live view's table shows them instead.
         theme: of a file; an SVG for a page takes the page's own colours.
         width, height: inches, at 100 dots each in a PNG shown on a page.
+        onto: a figure that this function made without a legend and with the same theme and size: it is drawn anew and
+            given back. The same picture for half the work, most of which is making axes and ticks.
     """
     import matplotlib
-    from matplotlib.gridspec import GridSpec
 
     places = list(range(len(series))) if places is None else places
     labels = [_shortened(one.label) for one in series]
@@ -82,16 +84,10 @@ def draw(
     letters = max([len("heads x width") if heading else 0, *(len(label) for label in labels)])
     right = 1 - ((0.058 + 0.0076 * letters) * 10 / width if legend and labels else 0.02)
     with matplotlib.rc_context(settings(theme)):
-        figure = canvas(width, height, "loss, tokens per second and MFU", theme)
-        # Fixed margins: tight and constrained layouts draw everything twice.
-        grid = GridSpec(2, 2, figure, width_ratios=(1.55, 1), left=0.06, right=right, top=0.93, bottom=0.12,
-                        wspace=0.17, hspace=0.34)  # fmt: skip
-        loss = figure.add_subplot(grid[:, 0])
-        speed, mfu = figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, 1])
-        panels = (loss, speed, mfu)
-        titles = ("loss (nats per token; dots: validation)", "tokens per second", "MFU (% of the peak rate)")
-        for axes, title in zip(panels, titles, strict=True):
-            axes.set_title(title, loc="left")
+        figure = onto or _panels(width, height, right, theme)
+        panels = loss, speed, mfu = figure.axes
+        for axes in panels:
+            _wipe(axes)
         loss.set_xlabel(X_LABELS[x])
         mfu.set_xlabel(X_LABELS[x])
         if not any(len(one.columns["loss"]) for one in series):
@@ -112,6 +108,36 @@ def draw(
                 title=heading, frameon=False, handlelength=2.4, borderaxespad=0, alignment="left",
             )  # fmt: skip
     return figure
+
+
+def _panels(width: float, height: float, right: float, theme: Theme) -> Figure:
+    """A figure with three empty axes that are titled: loss, tokens per second, MFU."""
+    from matplotlib.gridspec import GridSpec
+
+    figure = canvas(width, height, "loss, tokens per second and MFU", theme)
+    # Fixed margins: tight and constrained layouts draw everything twice.
+    grid = GridSpec(2, 2, figure, width_ratios=(1.55, 1), left=0.06, right=right, top=0.93, bottom=0.12,
+                    wspace=0.17, hspace=0.34)  # fmt: skip
+    titles = ("loss (nats per token; dots: validation)", "tokens per second", "MFU (% of the peak rate)")
+    for place, title in zip((grid[:, 0], grid[0, 1], grid[1, 1]), titles, strict=True):
+        axes = figure.add_subplot(place)
+        # Where titles and labels stand is said, and the grid's lines mark the ticks: to look for a place that is free,
+        # and to draw the marks, is half of the work of each picture.
+        axes.set_title(title, loc="left", y=1.0)
+        axes.xaxis.set_label_coords(0.5, -28 / axes.bbox.height)
+        axes.yaxis.set_label_coords(0, 0.5)
+        axes.tick_params(which="both", bottom=False, left=False)
+    return figure
+
+
+def _wipe(axes: Axes) -> None:
+    """Leaves of axes what new ones are: frame, title and automatic ticks on linear scales."""
+    for artist in (*axes.lines, *axes.patches, *axes.texts):
+        artist.remove()
+    axes.set_xscale("linear")
+    axes.set_yscale("linear")
+    axes.relim()
+    axes.autoscale()
 
 
 def page(figure: Figure, description: str) -> str:
@@ -158,7 +184,6 @@ def _draw_loss(
             axes.set_yscale("log", subs=(1, 1.5, 2, 3, 4, 5, 6, 8))
             axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: short(value)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-            axes.tick_params(which="minor", length=0)
             if high / low < 1.6:  # too little of a decade for its marks
                 axes.set_yticks(np.round(np.geomspace(low, high, 6)[1:-1], 2))
                 axes.yaxis.set_minor_formatter(NullFormatter())

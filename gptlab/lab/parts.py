@@ -50,6 +50,11 @@ def wide(name: str) -> Any:
     return made
 
 
+def sheet(style: str) -> Any:
+    """A style sheet, as a widget that takes no room."""
+    return widgets.HTML(style, layout={"display": "none"})
+
+
 def fold(titles_and_children: Sequence[tuple[str, Any]]) -> Any:
     """Folded sections, all closed."""
     made = widgets.Accordion([child for _, child in titles_and_children], selected_index=None)

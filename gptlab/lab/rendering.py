@@ -137,11 +137,14 @@ def _element(figure: Figure, description: str, *, transparent: bool) -> str:
     body = body[body.index("<svg") :]
     box = re.search(r'viewBox="[^"]*"', body)
     assert box is not None
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # matplotlib's style sheet is for every element of whatever page the picture stands in, which would look at all of
+    # them again with each picture: the picture's own element says it instead.
+    body = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
     # A tenth of a point is finer than a pixel. Within tags only: a text may be a number too.
     body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d)\d+", r"\1", tag.group()), body)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group()} role="img" '
-        f'aria-label="{html.escape(description)}" style="width:100%;height:auto;display:block">'
+        f'aria-label="{html.escape(description)}" style="width:100%;height:auto;display:block;stroke-linejoin:round;'
+        'stroke-linecap:butt">'
     )
     return re.sub(r"\n\s*", "\n", head + body[body.index(">") + 1 :])

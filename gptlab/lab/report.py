@@ -84,7 +84,7 @@ def page(runs: Sequence[Run], *, title: str = "") -> str:
     parts.append(
         "<h2>Loss and speed by compute</h2>" + figures.page(figures.draw(series, x="flops", legend=False), said)
     )
-    parts.append("<h2>Runs</h2>" + tables.table(rows, colours, names=True))
+    parts.append("<h2>Runs</h2>" + tables.STYLE + tables.table(rows, colours, names=True))
     parts.append(_law(runs))
     parts.append(_differences(runs))
     parts.append("<h2>Each run</h2>" + "".join(map(_run, runs)))

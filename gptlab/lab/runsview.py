@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from gptlab.config import ConfigError, did_you_mean
-from gptlab.lab import scripts, stopping
+from gptlab.lab import scripts, stopping, tables
 from gptlab.lab.actions import Actions
 from gptlab.lab.curves import XAxis
 from gptlab.lab.desk import Part
 from gptlab.lab.naming import sweeps_in
-from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, set_value, wide
+from gptlab.lab.parts import CodeBox, call, fold, message, row, set_text, set_value, sheet, wide
 from gptlab.lab.reporting import Reports
 from gptlab.lab.viewbar import ViewBar
 from gptlab.runs import Run, default_runs_dir
@@ -89,7 +89,7 @@ class RunsView(Part):
         ]
         self.below = [self._comparison, self._log]
         self.widget = widgets.VBox(
-            [self.bar, self.progress, self.picture, self.table_html, *self.below, fold(self.more)],
+            [sheet(tables.STYLE), self.bar, self.progress, self.picture, self.table_html, *self.below, fold(self.more)],
             layout={"max_width": "1150px", "grid_gap": "6px"},
         )
         self.widget.add_class("gptlab-view")
@@ -180,8 +180,6 @@ class RunsView(Part):
     def table(self) -> pandas.DataFrame:
         """What the table shows, a row a run, invalid cells too. Columns as in `gptlab sweep`'s CSV."""
         import pandas
-
-        from gptlab.lab import tables
 
         rows = self._gather()[0]
         table = pandas.DataFrame(tables.ordered(rows, *self._bar.order))
@@ -315,8 +313,8 @@ class RunsView(Part):
     def display(self, answer: dict[str, Any]) -> None:
         self.shown_at = self.asked_at
         for widget, name in (
-            (self.picture, "svg"), (self.table_html, "table"), (self.progress, "progress"),
-            (self._comparison, "compare"), (self._log, "log"),
+            (self.progress, "progress"), (self.table_html, "table"), (self._comparison, "compare"), (self._log, "log"),
+            (self.picture, "svg"),
         ):  # fmt: skip
             if name in answer:
                 set_text(widget, answer[name])

@@ -36,6 +36,8 @@ STYLE = """<style>
 .gptlab-table tr.picked, .gptlab-table tbody tr.picked:hover {background: var(--jp-layout-color2, #eceff3);
   box-shadow: inset 3px 0 var(--jp-brand-color1, #2196f3)}
 </style>"""
+"""What a page needs once, beside its tables: a style sheet that came anew with each of them would make the browser look
+at every element of the page again."""
 
 # A click on a heading or a row moves the select of its view that sorts or picks, which a keyboard reaches as well. On
 # pointerdown: a live table may be replaced before a click is whole.
@@ -91,7 +93,7 @@ def table(
     picked: Sequence[str] = (),
     clickable: bool = False,
 ) -> str:
-    """The rows as HTML.
+    """The rows as HTML, for a page with `STYLE`.
 
     Args:
         rows: as `Sweep.rows()` gives them.
@@ -124,7 +126,7 @@ def table(
     caption = '<caption style="display:none">Runs: shape, state, losses, speed</caption>'
     listens = f' onpointerdown="{html.escape(_LISTEN)}"' if clickable else ""
     return (
-        f'{STYLE}<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
+        f'<div style="overflow-x:auto"><table class="gptlab-table"{listens}>{caption}'
         f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptlab.lab.tables import STYLE
 from gptlab.runs import ACTIVE, Run
 
 FRESH_S = 5.0
@@ -21,7 +20,7 @@ FRESH_S = 5.0
 PARTS = ("forward", "backward", "communication", "wait")
 """Shares of a rank's time, in the order of the bar."""
 _COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#cc79a7")
-_STYLE = """<style>
+STYLE = """<style>
 .gptlab-tiles {display: flex; flex-wrap: wrap; gap: 8px; font: 12px/1.5 var(--jp-ui-font-family, sans-serif);
   color: var(--jp-ui-font-color1, #24292e); font-variant-numeric: tabular-nums}
 .gptlab-tile {border: 1px solid var(--jp-border-color1, #bbb); border-left: 4px solid #009e73; border-radius: 4px;
@@ -31,6 +30,7 @@ _STYLE = """<style>
 .gptlab-bar {display: flex; height: 6px; margin-top: 4px; border-radius: 3px; overflow: hidden; width: 110px}
 .gptlab-key {display: inline-block; width: 10px; height: 6px; margin-right: 4px}
 </style>"""
+"""What a page needs once, beside its tiles."""
 _KEY = "".join(
     f'<span><span class="gptlab-key" style="background:{colour}"></span>{part}</span>'
     for part, colour in zip(PARTS, _COLOURS, strict=True)
@@ -39,7 +39,7 @@ _KEY = "".join(
 
 
 def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
-    """A tile a rank: step, heartbeat, process, and where its time goes.
+    """A tile a rank, for a page with `STYLE`: step, heartbeat, process, and where its time goes.
 
     Args:
         status: as `Run.status` gives it.
@@ -73,7 +73,7 @@ def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
     said = f"{run.name}: {state}, attempt {status.get('attempt', 0)}, {world} process{'es' * (world != 1)}"
     key = _KEY if any(_bar(_at(shares, rank)) for rank in range(world)) else ""
     return (
-        f'{_STYLE}<div class="gptlab-tiles" style="margin-bottom:6px">{html.escape(said)}{key}</div>'
+        f'<div class="gptlab-tiles" style="margin-bottom:6px">{html.escape(said)}{key}</div>'
         f'<div class="gptlab-tiles" role="list" aria-label="{html.escape(said)}">{"".join(found)}</div>'
     )
 
@@ -99,7 +99,8 @@ def _bar(shares: Any) -> str:
 
 
 def attempts(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row an attempt: its processes, steps, what ended it, and the seconds until the next one trained."""
+    """A row an attempt, for a page with `tables.STYLE`: its processes, steps, what ended it, and the seconds until the
+    next one trained."""
     titles = ("attempt", "processes", "steps", "ended by", "recovery")
     lines = []
     for row in rows:
@@ -113,7 +114,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'{STYLE}<table class="gptlab-table" style="width:auto">{body}</table>'
+    return f'<table class="gptlab-table" style="width:auto">{body}</table>'
 
 
 def _cause(row: Mapping[str, Any]) -> str:

@@ -8,5 +8,5 @@ from __future__ import annotations
 from gptlab.lab import drawing
 
 if __name__ == "__main__":
-    drawing.SHORTEST_S, drawing.SHARE = 0.0, 1.0
+    drawing.SHORTEST_S, drawing.BUSY_S, drawing.SHARE = 0.0, 0.0, 1.0
     drawing.main()
