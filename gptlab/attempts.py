@@ -46,7 +46,7 @@ def attempts_table(
                 "world_size": main.get("world_size"),
                 "began": begun,
                 "ended": None if lasts else _ended(folder, error, ranks),
-                "from_step": first - 1 if first is not None else main.get("from_step"),
+                "from_step": first - 1 if first is not None else main.get("from_step") if lasts else None,
                 "to_step": last,
                 "rank": error.get("rank"),
                 "error": _sentence(error) if error else None,

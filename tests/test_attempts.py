@@ -8,6 +8,7 @@ import pytest
 
 from gptlab.config import TrainConfig
 from gptlab.jsonfile import read_json, write_json
+from gptlab.lab import tiles
 from gptlab.pace import Pace
 from gptlab.recording import Claim, RunWriter, create_run
 from gptlab.runs import Run
@@ -56,6 +57,19 @@ def test_attempts_tell_who_failed_where_and_how_long_the_next_took(run: Run) -> 
     assert one["began"] <= two["began"] <= three["began"] and one["ended"] <= two["ended"] and three["ended"] is None
     assert run.attempts_table()[-1]["ended"] is not None  # nobody holds the run any more
     assert [row["step"] for row in run.metrics()] == list(range(1, 11))
+
+
+def test_an_attempt_that_ended_before_its_first_step_began_nowhere(run: Run) -> None:
+    with Claim(run.path) as claim:
+        an_attempt(run, claim, range(1, 8), world_size=1)
+        writer = RunWriter(run.path, claim.new_attempt())
+        writer.status("running", pids=[1], world_size=1)
+        write_json(writer.folder / "rank-0.json", Pace(0, 1).report())  # the checkpoint was not read yet
+        fail(writer, rank=0, step=0)
+        an_attempt(run, claim, range(8, 9), world_size=1)
+        rows = run.attempts_table()
+    assert [row["from_step"] for row in rows] == [0, None, 7]
+    assert "0 on" not in tiles.attempts(rows)
 
 
 def test_a_status_has_what_each_rank_says_of_itself(run: Run) -> None:

@@ -62,13 +62,14 @@ def tiles(run: Run, status: Mapping[str, Any], now: float | None = None) -> str:
         if straggler == rank and alive:
             words.append("slowest")
             kind = kind or "late"
-        lines = [f"<b>rank {rank}</b>", html.escape(", ".join(words))]
+        lines = [html.escape(", ".join(words))]
         if step is not None:
             lines.append(f"step {html.escape(str(step))}")
         if (pid := _at(pids, rank)) is not None:
             lines.append(f"process {html.escape(str(pid))}")
         found.append(
-            f'<div class="gptlab-tile {kind}" role="listitem">{"<br>".join(lines)}{_bar(_at(shares, rank))}</div>'
+            f'<div class="gptlab-tile {kind}" role="listitem"><b>rank {rank}</b>{"<br>".join(lines)}'
+            f"{_bar(_at(shares, rank))}</div>"
         )
     said = f"{run.name}: {state}, attempt {status.get('attempt', 0)}, {world} process{'es' * (world != 1)}"
     key = _KEY if any(_bar(_at(shares, rank)) for rank in range(world)) else ""

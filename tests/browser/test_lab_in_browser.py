@@ -127,7 +127,8 @@ def test_sort_sample_report_and_look_in_dark_and_narrow(
         link = page.locator(".gptlab-report-link a").first
         link.wait_for()
         report = page.request.get(link.evaluate("e => e.href"))
-        assert report.ok and "What sets them apart" in report.text(), "the link leads to the page"
+        assert report.ok and "<summary>early</summary>" in report.text(), "the link leads to the page"
+        assert "<summary>outside</summary>" not in report.text(), "it is of the picked run"
         lab = page.locator(".gptlab-lab").first
         over = lab.evaluate("e => e.scrollWidth - e.clientWidth")
         assert over <= 1, f"{over} pixels hang over"
