@@ -244,6 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # as Ctrl-C does: what was started is ended, and half-made files are removed on the way out
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if sys.stdout is None or sys.stderr is None:  # started with them closed, as some services are
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     if isinstance(sys.stdout, io.TextIOWrapper):  # names and texts need not be what a terminal can show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

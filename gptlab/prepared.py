@@ -166,5 +166,5 @@ def _read_meta(path: Path) -> dict[str, Any] | None:
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a folder has the files of a prepared corpus."""
-    return all((path / f"{split}.bin").is_file() for split in _SPLITS)
+    """Whether a folder has the files of a prepared corpus, as far as one may look."""
+    return all(os.path.isfile(path / f"{split}.bin") for split in _SPLITS)

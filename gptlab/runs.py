@@ -278,7 +278,9 @@ def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[Run]:
     """The runs in a folder, oldest first."""
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     try:
-        found = [Run(path.parent) for path in base.glob("*/run.json")]
+        found = [Run(base / name) for name in os.listdir(base) if (base / name / "run.json").is_file()]
+    except FileNotFoundError:
+        return []
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{str(base)[:80]!r} cannot be looked into ({why}): give another --runs-dir.") from None

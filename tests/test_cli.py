@@ -314,6 +314,16 @@ def test_train_prints_its_lines_and_leaves_a_run_that_can_be_sampled(
     assert "already" in capsys.readouterr().err
 
 
+def test_it_works_with_its_outputs_closed(tinytext: Path, runs_dir: Path) -> None:
+    words = ["--name", "quiet", "--data", str(tinytext), *TINY, "--runs-dir", str(runs_dir)]
+    for closed in (">&-", ">&- 2>&-"):
+        command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "gptlab.cli"]
+        ended = subprocess.run([*command, "runs", "--json", "--runs-dir", str(runs_dir)], stderr=subprocess.PIPE)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+    assert subprocess.run([*command, "train", *words]).returncode == 0
+    assert Run.open("quiet", runs_dir).state == "finished"
+
+
 def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(tinytext: Path, runs_dir: Path) -> None:
     # Of no end: however late the signal comes, it interrupts.
     words = ["--name", "long", "--data", str(tinytext), *TINY, "--log-interval", "1", "--max-iters", "1000000"]

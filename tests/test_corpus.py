@@ -195,6 +195,14 @@ def test_nothing_is_left_of_a_preparation_that_fails(tmp_path: Path, monkeypatch
     assert list(module._cache().iterdir()) == [] and find(str(path), "byte") is None
 
 
+def test_a_cache_that_may_not_be_looked_into_is_said_so(
+    tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))  # no system lets anyone look, root neither
+    with pytest.raises(ConfigError, match="cannot be written .*set XDG_CACHE_HOME"):
+        prepare(str(tinytext), "byte")
+
+
 def test_progress_rises_to_one(tinytext: Path) -> None:
     seen: list[tuple[float, str]] = []
     prepare(str(tinytext), "byte", progress=lambda share, message: seen.append((share, message)))

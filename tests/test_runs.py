@@ -30,6 +30,14 @@ def test_a_run_is_found_by_name_and_path(run: Run) -> None:
         Run.open("frist", run.path.parent)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "none") == []
+    (tmp_path / "file").touch()
+    for folder, why in ((tmp_path / "file", "Not a directory"), (tmp_path / ("x" * 300), "File name too long")):
+        with pytest.raises(ConfigError, match=f"cannot be looked into \\({why}\\): give another --runs-dir"):
+            list_runs(folder)
+
+
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", ".hidden", "a\nb", "x" * 101, "a ", "-x", "a\0b"])
 def test_names_that_cannot_be_folders_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a folder"):
