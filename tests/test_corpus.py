@@ -199,7 +199,7 @@ def test_a_cache_that_may_not_be_looked_into_is_said_so(
     tinytext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))  # no system lets anyone look, root neither
-    with pytest.raises(ConfigError, match="cannot be written .*set XDG_CACHE_HOME"):
+    with pytest.raises(ConfigError, match=r"cannot be written .*set XDG_CACHE_HOME"):
         prepare(str(tinytext), "byte")
 
 
