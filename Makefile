@@ -5,7 +5,7 @@
 #   make demo    the same without a browser: demo.html, demo.png and a table of results
 #   make faults  training under failure: kills, hangs, full disks, ..., each against an unbroken run; one table
 #   make test    lint, types, floors, unit tests, notebooks, browser
-#   make coverage  the tests once more, slowly: lines of gptlab/ that none of them runs, beside the limits
+#   make coverage  the slow tests too, some 40 minutes: lines of gptlab/ that none of them runs, beside the limits
 #   make notebooks   all notebooks at their default budget, each some minutes
 #   make bench   what the README says of speed, measured here and written there
 #   make docs    the API reference from the docstrings, and the pages of gptlab/docs: build/docs/index.html
@@ -56,7 +56,8 @@ test: $(READY)
 
 coverage: $(READY)
 	rm -rf build/coverage
-	-$(BIN)/coverage run -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests $(NOTEBOOKS)
+	-GPTLAB_SLOW=1 $(BIN)/coverage run -m pytest tests
+	-GPTLAB_BUDGET=test GPTLAB_RUNS=$(CURDIR)/build/coverage/runs $(BIN)/coverage run $(BIN)/jupyter-execute $(NOTEBOOKS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o build/coverage/lines.json
 	$(BIN)/python tests/covered.py build/coverage/lines.json

@@ -24,6 +24,9 @@ from typing import Any
 
 from gptlab.config import ConfigError
 
+ENDING_S = 2.0
+"""Seconds that a process has to end when it is told to."""
+
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The process's side: a line for each request until standard input ends; one that fails is answered `error`."""
@@ -103,8 +106,12 @@ class Process:
     def close(self) -> None:
         """Ends the process."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.terminate()
+            try:
+                self._process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):  # a request that a dead process never read
