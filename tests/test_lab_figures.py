@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 from labtools import made_run
 
@@ -47,6 +48,13 @@ def test_a_figure_that_is_drawn_anew_is_as_a_new_one(tmp_path: Path) -> None:
         new = figures.draw(series, legend=False, **axes)  # type: ignore[arg-type]
         assert figures.draw(series, legend=False, onto=used, **axes) is used  # type: ignore[arg-type]
         assert figures.page(used, "") == figures.page(new, ""), (series, axes)
+
+
+def test_a_user_s_dots_an_inch_move_no_label(tmp_path: Path) -> None:
+    one = figures.read(made_run(tmp_path))
+    usual = figures.svg(figures.draw([one]), "")
+    with matplotlib.rc_context({"figure.dpi": 50}):
+        assert figures.svg(figures.draw([one]), "") == usual
 
 
 def test_a_picture_says_nothing_about_the_rest_of_its_page(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _panels(width: float, height: float, right: float, theme: Theme) -> Figure:
         # Where titles and labels stand is said, and the grid's lines mark the ticks: to look for a place that is free,
         # and to draw the marks, is half of the work of each picture.
         axes.set_title(title, loc="left", y=1.0)
-        axes.xaxis.set_label_coords(0.5, -28 / axes.bbox.height)
+        axes.xaxis.set_label_coords(0.5, -0.28 * figure.dpi / axes.bbox.height)  # inches
         axes.yaxis.set_label_coords(0, 0.5)
         axes.tick_params(which="both", bottom=False, left=False)
     return figure
