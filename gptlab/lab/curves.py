@@ -142,9 +142,11 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def short(value: float) -> str:
-    """A number for an axis or a cell: 950, 12.5k, 3.2M, 1.1G, 4T, 2P."""
+    """A number for an axis or a cell: 950, 12.5k, 3.2M, 1.1G, 4T, 2P, 3e+18."""
     if not math.isfinite(value):
         return "?"
+    if abs(value) >= 0.9995e18:  # FLOPs: people know the power better than a letter for it
+        return f"{value:.3g}"
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g}{letter}"

@@ -115,7 +115,9 @@ def _tell(runs_dir: Path, over: threading.Event) -> None:
     """Prints a line for each run that has ended, and one now and then for the one that trains."""
     told: set[str] = set()
     quiet = 0.0
-    while not over.wait(0.5):
+    ended = False
+    while not ended:
+        ended = over.wait(0.5)  # one more look then, for what has ended since the last one
         for run in list_runs(runs_dir):
             state = run.state
             if state not in ACTIVE and run.name not in told:

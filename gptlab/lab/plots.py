@@ -50,10 +50,10 @@ def law(fit: Fit, columns: Mapping[str, np.ndarray], loss: np.ndarray, *, held: 
         left, right = _panels(figure, (1.7, 1))
         for index, n in enumerate(lines):
             mine = columns["N"] == n if len(fit.variables) > 1 else np.ones(len(loss), dtype=bool)
-            colour = COLOURS[index % len(COLOURS)]
+            colour, mark = _look(index)
             at = {"N": np.full_like(xs, n), over: xs} if len(fit.variables) > 1 else {over: xs}
             left.plot(xs, fit.predict(at), color=colour, linewidth=1.4)
-            left.plot(columns[over][mine], loss[mine], _MARKS[index % len(_MARKS)], color=colour, markersize=5.5,
+            left.plot(columns[over][mine], loss[mine], mark, color=colour, markersize=5.5,
                       label=f"N = {short(float(n))}" if len(fit.variables) > 1 else "runs")  # fmt: skip
         if held:
             _star(left, fit, held, over, xs)
@@ -69,6 +69,11 @@ def law(fit: Fit, columns: Mapping[str, np.ndarray], loss: np.ndarray, *, held: 
     return figure
 
 
+def _look(index: int) -> tuple[str, str]:
+    """Colour and mark of the index-th size or budget: unique up to 64."""
+    return COLOURS[index % len(COLOURS)], _MARKS[(index + index // len(COLOURS)) % len(_MARKS)]
+
+
 def _star(axes: Axes, fit: Fit, held: Mapping[str, Any], over: str, xs: np.ndarray) -> None:
     """The held-back run: what was predicted, with its interval, and what was measured."""
     import numpy as np
@@ -79,8 +84,10 @@ def _star(axes: Axes, fit: Fit, held: Mapping[str, Any], over: str, xs: np.ndarr
     if len(fit.variables) > 1:
         curve = {name: np.full_like(xs, float(held[name])) for name in fit.variables} | {over: xs}
         axes.plot(xs, fit.predict(curve), color=colour, linewidth=1.2, linestyle=(0, (4, 2)))
-    axes.errorbar(at[over], [predicted], yerr=[[predicted - low], [high - predicted]], fmt="_", color=colour,
-                  capsize=4, markersize=12, label="predicted, 95 % interval")  # fmt: skip
+    # An interval of few refits may lie beside the prediction.
+    reach = [[max(0.0, predicted - low)], [max(0.0, high - predicted)]]
+    axes.errorbar(at[over], [predicted], yerr=reach, fmt="_", color=colour, capsize=4, markersize=12,
+                  label="predicted, 95 % interval")  # fmt: skip
     axes.plot(at[over], [held["loss"]], "*", color=colour, markersize=14, label="measured, not in the fit")
 
 
@@ -94,7 +101,7 @@ def parabolas(found: IsoFlop, n: np.ndarray, loss: np.ndarray, *, width: float =
         figure = canvas(width, height, "iso-FLOP parabolas")
         left, right = _panels(figure, (1.3, 1))
         for index, budget in enumerate(found.budgets):
-            colour, mark = COLOURS[index % len(COLOURS)], _MARKS[index % len(_MARKS)]
+            colour, mark = _look(index)
             sizes = n[budget.rows]
             xs = np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
             left.plot(xs, budget.loss(xs), color=colour, linewidth=1.4)
