@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from gptlab.benchmark import baseline, isolation, provenance, readme, table
+from gptlab.benchmark import baseline, bench, isolation, provenance, readme, table
 from gptlab.benchmark.accuracy import compare, first_difference
 from gptlab.benchmark.cells import Cell, Plan, grid
 from gptlab.benchmark.pairing import interval, is_tight, take_turns, verdict, warm_up
 from gptlab.benchmark.picture import draw
 from gptlab.benchmark.upstream import translate
 from gptlab.cli import main
-from gptlab.config import ConfigError
+from gptlab.config import ConfigError, TrainConfig
 
 KNOWN = (
     "dev,name,batch_size,speedup,abs_latency,compilation_latency,compression_ratio,eager_peak_mem,dynamo_peak_mem,"
@@ -199,6 +199,29 @@ def test_rows_are_written_with_the_known_columns_first(monkeypatch: pytest.Monke
     assert main([*words, "--accuracy", "--baseline", str(csv)]) == 0
     assert ",".join(pandas.read_csv(csv).columns[:5]) == "dev,name,batch_size,accuracy,calls_captured"
     assert rows[0]["speedup"] == 2.0 and rows[0]["note"] is None
+
+
+def test_bench_gives_a_table_of_the_grid_and_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, said = pretend(monkeypatch), list[str]()
+    rows = bench("train", "tiny", backend=["eager", "native"], dtype="float32", against="plain", n_layer=3)
+    assert list(rows["backend"]) == ["eager", "native"] and set(rows["speedup"]) == {2.0}
+    assert [(cell.config.dtype, cell.config.n_layer, cell.against) for cell in asked] == [("float32", 3, "plain")] * 2
+    told = list(bench("all", "tiny", nproc=[1, 2], say=said.append)["kind"])
+    assert told.count("train") == 2 and told.count("generate") == 1 and said
+
+
+def test_a_tuned_bench_races_what_tuning_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch)
+
+    def tune(config: TrainConfig, **how: Any) -> tuple[TrainConfig, None]:
+        assert how["budget_s"] == 5.0
+        return config.replace(micro_batch_size=3), None
+
+    monkeypatch.setattr("gptlab.tuning.tune", tune)
+    bench("train", "tiny", tuned=True, tune_budget_s=5.0)
+    assert [cell.config.micro_batch_size for cell in asked] == [3]
+    with pytest.raises(ConfigError, match="nothing to tune"):
+        bench("generate", "tiny", tuned=True)
 
 
 def test_json_is_one_row_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
