@@ -278,7 +278,7 @@ def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[Run]:
     """The runs in a folder, oldest first."""
     base = Path(runs_dir) if runs_dir is not None else default_runs_dir()
     try:
-        found = [Run(base / name) for name in os.listdir(base) if (base / name / "run.json").is_file()]
+        found = [Run(base / name) for name in os.listdir(base) if os.path.lexists(base / name / "run.json")]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

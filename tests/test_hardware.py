@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_measured_once_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [("cpu", "float32", hardware.cores())]
     assert hardware.peak("cpu", "bfloat16", measure=False) is None  # another precision is another rate
     (key,) = json.loads(peaks.cache_file().read_text())
-    assert all(word in key for word in (hardware.cpu_name(), "float32", str(hardware.cores()), torch.__version__))
+    assert all(word in key for word in (hardware.cpu_name(), "float32", str(hardware.cores()), version("torch")))
     assert list(peaks.all_cached().values()) == [RATES]
     hardware.peak("cpu", "bfloat16", measure=True)
     assert len(peaks.all_cached()) == 2  # the first is still there
@@ -261,7 +262,7 @@ def test_a_mac_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_report_says_what_is_missing_and_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     report = hardware.report()
     assert json.loads(json.dumps(report)) == report
-    assert report["cores"] == hardware.cores() and report["torch"] == torch.__version__
+    assert report["cores"] == hardware.cores() and report["torch"] == version("torch")
     checks = {check["name"]: check for check in report["checks"]}
     assert checks["torch"]["ok"] and checks["cache folder"]["ok"]
     monkeypatch.setattr("gptlab.hardware.shutil.which", lambda name: None)
