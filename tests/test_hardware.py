@@ -232,8 +232,8 @@ def test_a_gpu_that_torch_was_not_built_for_cannot_be_used(monkeypatch: pytest.M
     gpu, cpu = hardware.Device("cuda", "NVIDIA H200", 141 * 10**9, 9.0), hardware.Device("cpu", "x", 10**10)
     monkeypatch.setattr("gptlab.hardware.sys.platform", "linux")
     monkeypatch.setattr(hardware, "devices", lambda: (gpu, cpu))
-    for version, there in (("2.13.0+cpu", False), ("2.13.0+cu130", True)):
-        monkeypatch.setattr(hardware, "_version", lambda _, version=version: version)
+    for said, there in (("2.13.0+cpu", False), ("2.13.0+cu130", True), ("2.13.0", True)):
+        monkeypatch.setattr(hardware, "_version", lambda _, said=said: said)
         assert hardware.can_use("cuda") == there
         assert hardware.can_use("cpu") and not hardware.can_use("mps")
 
