@@ -64,17 +64,19 @@ def _watch(handle: Handle, lines: _Lines | None) -> None:
             status = run.status()
             if status.get("state") == "preparing" and "progress" in status:
                 show(status["progress"], str(status.get("message", "")))
-            elif lines is not None:
-                lines.print_new()
-                if sys.stdout.isatty() and time.monotonic() - drawn > TABLE_S:
+            else:
+                show(1.0, "")  # the last share is seldom seen here
+                if lines is not None:
+                    lines.print_new()
+                if lines is not None and sys.stdout.isatty() and time.monotonic() - drawn > TABLE_S:
                     drawn = time.monotonic()
                     table = table or stack.enter_context(screen())
                     table(run_table(run) or "")
             time.sleep(POLL_S)
+        if lines is not None:
+            lines.print_new()
         if table is not None:
             table(run_table(run) or "")
-    if lines is not None:
-        lines.print_new()
 
 
 class _Lines:
@@ -102,12 +104,15 @@ class _Lines:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[float, str], None]]:
-    """A function that shows a share (0..1) and what is done, as a bar on stderr where that is a terminal."""
+    """A function that shows a share (0..1) and what is done, as a bar on stderr if that is a terminal; 1 ends it."""
     shown: Any = None
 
     def show(share: float, text: str) -> None:
         nonlocal shown
-        if not sys.stderr.isatty():
+        if share >= 1 and shown is not None:
+            shown.stop()
+            shown = None
+        if share >= 1 or not sys.stderr.isatty():
             return
         from rich.console import Console
         from rich.progress import Progress
@@ -117,8 +122,6 @@ def progress_bar() -> Iterator[Callable[[float, str], None]]:
             shown.start()
             shown.add_task(text, total=1.0)
         shown.update(shown.task_ids[0], completed=share, description=text)
-        if share >= 1:
-            shown.stop()
 
     try:
         yield show

@@ -97,7 +97,7 @@ def _settings(lines: list[str]) -> tuple[dict[str, Any], float | None]:
         elif found := _SETTING.match(line):
             try:
                 value = ast.literal_eval(found[2].strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue  # an expression: prose, or a setting that no curve needs
             numeric = type(_DEFAULTS.get(found[1])) in (int, float)
             if numeric and (type(value) not in (int, float) or not 0 <= value < math.inf):

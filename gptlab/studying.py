@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def _points(texts: Sequence[str] | None, variables: Sequence[str]) -> list[dict[
                 raise ConfigError(
                     f"--predict {text} is no point: give {','.join(f'{v}=1e9' for v in variables)}."
                 ) from None
-        if set(point) != set(variables) or min(point.values()) <= 0:
+        if set(point) != set(variables) or not all(0 < value < math.inf for value in point.values()):
             raise ConfigError(f"--predict {text} is no point: give {','.join(f'{v}=1e9' for v in variables)}.")
         found.append(point)
     return found
@@ -203,7 +204,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text} sets nothing: give FIELD=VALUE, as in n_layer=6.")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return name, value
 
 

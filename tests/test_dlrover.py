@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from labtools import until
 
 from gptlab.config import ConfigError, TrainConfig
 from gptlab.launcher.engines import dlrover
@@ -78,6 +79,20 @@ def test_who_has_no_rights_becomes_root_within(run: Run, python: Path, monkeypat
     command = dlrover.Dlrover(dlrover_python=str(python), restarts=5).command(run)
     assert command[:2] == ["unshare", "--pid"] and command[-3:] == [str(run.path.absolute()), str(python), "5"]
     assert "gptlab.launcher.engines.dlrover" in dlrover.Dlrover(dlrover_python=str(python)).plan(run)
+
+
+def test_a_start_keeps_gloo_on_this_machine_and_ends_when_it_is_killed(
+    run: Run, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "bin" / "unshare.said"
+    script(tmp_path / "bin" / "unshare", f'#!/bin/sh\necho "$GLOO_SOCKET_IFNAME $@" > {said}\nread leash\n')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    handle = dlrover.Dlrover(dlrover_python=str(python)).start(run)
+    until(lambda: said.exists() and said.read_text().endswith("\n"))
+    handle.kill()
+    until(lambda: handle.is_over)
+    words = said.read_text().split()
+    assert words[0] == "lo" and words[-3:] == [str(run.path.absolute()), str(python), "3"]
 
 
 def test_the_agent_works_for_a_master_that_listens(

@@ -192,7 +192,8 @@ def test_what_is_no_log_or_another_shape_is_refused(
     ["batch_size = 'x'", "block_size = 0", "tokens per iteration will be: ,", "number of parameters: ...M",
      "learning_rate = 'fast'", "max_iters = [1]", "n_layer = -3", "n_layer = 2.5", "dropout = 1e400",
      "tokens per iteration will be: " + "9" * 5000, "found vocab_size = " + "9" * 5000, "n_layer = " + "(" * 3000,
-     "iter 9999999999999999999: loss 1, time 1ms", "iter 5: loss nan, time nanms", "iter 5: loss inf, time 1e400ms"],
+     "iter 9999999999999999999: loss 1, time 1ms", "iter 5: loss nan, time nanms", "iter 5: loss inf, time 1e400ms",
+     "n_layer = {[]: 1}"],
 )  # fmt: skip
 def test_a_spoilt_line_is_a_sentence_or_passed_over(line: str, tmp_path: Path) -> None:
     log = tmp_path / "x.log"
