@@ -260,7 +260,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     model = GPT(SMALL)
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    good = load_file(path)
+    good = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is written again
     name = "transformer.h.1.mlp.c_fc.weight"
     for tensor, said in (
         (None, "lacks h.1.mlp.c_fc.weight: "),
