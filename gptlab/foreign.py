@@ -49,6 +49,10 @@ _DEFAULT_VOCAB = 50304
 """nanoGPT's vocabulary where the data has no meta.pkl: GPT-2's, padded."""
 
 
+NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
+"""What `ast.literal_eval` raises of a text that is no literal."""
+
+
 def import_log(path: Path, *, name: str, runs_dir: Path, given: Mapping[str, Any] | None = None) -> Run:
     """Makes a run directory of a log.
 
@@ -97,7 +101,7 @@ def _settings(lines: list[str]) -> tuple[dict[str, Any], float | None]:
         elif found := _SETTING.match(line):
             try:
                 value = ast.literal_eval(found[2].strip())
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            except NO_LITERAL:
                 continue  # an expression: prose, or a setting that no curve needs
             numeric = type(_DEFAULTS.get(found[1])) in (int, float)
             if numeric and (type(value) not in (int, float) or not 0 <= value < math.inf):

@@ -199,12 +199,14 @@ def import_logs(arguments: argparse.Namespace) -> int:
 
 
 def _setting(text: str) -> tuple[str, Any]:
+    from gptlab.foreign import NO_LITERAL
+
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set {text} sets nothing: give FIELD=VALUE, as in n_layer=6.")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    except NO_LITERAL:
         return name, value
 
 

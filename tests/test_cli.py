@@ -344,13 +344,12 @@ def test_an_interrupt_stops_with_a_checkpoint_and_resume_goes_on(tinytext: Path,
     before = run.step()
     process = start("train", "--resume", "long")
     assert process.stdout is not None
-    assert any(
-        line.startswith("iter ") for line in process.stdout
-    )  # reads until the first: it heeds signals from there
+    assert any(line.startswith("iter ") for line in process.stdout)  # from the first on it heeds signals
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and out.splitlines()[-1].startswith("stopped at step "), err
     assert run.step() > before
+    assert [row["step"] for row in run.metrics() if "loss" in row] == list(range(1, run.step() + 1))
 
 
 def test_a_sweep_ends_with_its_table(tinytext: Path, runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
